@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 
 from gpurun.launcher import FLOORS
-from gpurun.launcher.cli.main import cli
+from gpurun.launcher.cli.main import FURTHER, GROUPS, cli
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.findings.finding_kinds import findings_page
@@ -152,20 +152,22 @@ def compared(run: Path) -> Comparison:
 
 
 def command_reference() -> str:
-    """`docs/commands.md`: every command with its arguments and options, in the order of `gpurun --help`."""
+    """`docs/commands.md`: every command with its arguments and options, in the groups of `gpurun --help`."""
     context = click.Context(cli, info_name="gpurun")
     parts = [_COMMANDS_HEAD]
-    for name in cli.list_commands(context):
-        command = cli.get_command(context, name)
-        if command is not None and not command.hidden:
-            parts.append(_command(name, command, context))
+    for title, group in {**GROUPS, "Further": FURTHER}.items():
+        parts.append(f"## {title}\n")
+        for name in group:
+            command = cli.get_command(context, name)
+            if command is not None and not command.hidden:
+                parts.append(_command(name, command, context))
     return "\n".join(parts)
 
 
 def _command(name: str, command: click.Command, parent: click.Context) -> str:
-    context = click.Context(command, info_name=name, parent=parent)
-    usage = " ".join(command.collect_usage_pieces(context))
-    lines = [f"## gpurun {name}", "", "```", f"gpurun {name} {usage}".rstrip(), "```", ""]
+    context = click.Context(command, info_name=name, parent=parent, terminal_width=1000)
+    usage = command.get_usage(context).removeprefix("Usage: ").rstrip()
+    lines = [f"### gpurun {name}", "", "```", usage, "```", ""]
     lines += [_prose(part) for part in (command.help or "").replace("\b", "").strip().split("\n\n")]
     options = [
         record

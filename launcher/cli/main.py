@@ -27,32 +27,53 @@ class Entry:
     """One line of `gpurun --help`: at most 65 characters, so that none is cut in 80 columns."""
 
 
-COMMANDS = {
-    "job": Entry("job", "job", "Run a job file; the word `job` may be left out."),
-    "check": Entry("job", "check", "Check a job file and print its plan; runs nothing."),
-    "run": Entry("job", "run", "Run a training script unchanged; time and trace its steps."),
-    "report": Entry("report", "report", "Show the results of a run again; runs nothing."),
-    "explain": Entry("report", "explain", "Explain a finding of a report by its code."),
-    "runs": Entry("runs", "runs", "List runs, the newest first, or delete some."),
-    "view": Entry("report", "view", "Open a run, or a directory of runs or traces, in TensorBoard."),
-    "tune": Entry("job", "tune", "Find the fastest of hundreds of combinations, in minutes."),
-    "metrics": Entry("report", "metrics", "Serve the live figures of a run to Prometheus."),
-    "gate": Entry("gate", "gate", "Is the code slower than at another commit? For CI."),
-    "diff": Entry("traces", "diff", "Compare two runs, or two directories of traces."),
-    "trace": Entry("traces", "trace", "Show where the time goes in Kineto traces."),
-    "stacks": Entry("runs", "stacks", "Show what every rank of a running job is doing."),
-    "capture": Entry("runs", "capture", "Take profiler traces of a running job."),
-    "logs": Entry("runs", "logs", "Print what the ranks of a run have written."),
-    "init": Entry("job_file", "init", "Write a commented job file to start from."),
+GROUPS: dict[str, dict[str, Entry]] = {
+    "Run": {
+        "job": Entry("job", "job", "Run a job file; the word `job` may be left out."),
+        "run": Entry("job", "run", "Run a training script unchanged; time and trace its steps."),
+        "torchrun": Entry("job", "torchrun", "Run a command line of torchrun: write gpurun in front of it."),
+        "check": Entry("job", "check", "Check a job file and print its plan; runs nothing."),
+        "init": Entry("job_file", "init", "Write a commented job file to start from."),
+        "submit": Entry("submit", "submit", "Write a batch script for a job file, and submit it."),
+    },
+    "Results": {
+        "report": Entry("report", "report", "Show the results of a run again; runs nothing."),
+        "explain": Entry("report", "explain", "Explain a finding of a report by its code."),
+        "runs": Entry("runs", "runs", "List runs, the newest first, or delete some."),
+        "view": Entry("report", "view", "Open a run, or a directory of runs or traces, in TensorBoard."),
+        "trace": Entry("traces", "trace", "Show where the time goes in Kineto traces."),
+    },
+    "Compare and decide": {
+        "tune": Entry("job", "tune", "Find the fastest of hundreds of combinations, in minutes."),
+        "gate": Entry("gate", "gate", "Is the code slower than at another commit? For CI."),
+        "diff": Entry("traces", "diff", "Compare two runs, or two directories of traces."),
+    },
+    "While it runs": {
+        "stacks": Entry("runs", "stacks", "Show what every rank of a running job is doing."),
+        "capture": Entry("runs", "capture", "Take profiler traces of a running job."),
+        "logs": Entry("runs", "logs", "Print what the ranks of a run have written."),
+        "metrics": Entry("report", "metrics", "Serve the live figures of a run to Prometheus."),
+    },
+    "This machine and help": {
+        "devices": Entry("job_file", "devices", "Show this machine's GPUs and CPU."),
+        "selftest": Entry("selftest", "selftest", "Check that this machine's devices and links work."),
+        "help": Entry("job_file", "help_", "Show the help of a command; --all lists all commands."),
+    },
+}
+"""Commands by the title over them in `gpurun --help`."""
+FURTHER = {
     "examples": Entry("job_file", "examples", "List, show or copy the examples that come with gpurun."),
     "schema": Entry("job_file", "schema", "Print the JSON Schema of job files, for editors."),
     "completion": Entry("job_file", "completion", "Print what makes bash, zsh or fish complete commands."),
     "workloads": Entry("job_file", "workloads", "List the built-in workloads and their parameters."),
-    "devices": Entry("job_file", "devices", "Show this machine's GPUs and CPU."),
-    "selftest": Entry("selftest", "selftest", "Check that this machine's devices and links work."),
-    "submit": Entry("submit", "submit", "Write a batch script for a job file, and submit it."),
 }
-"""All commands by name, in the order of `gpurun --help`."""
+"""Commands that `gpurun help --all` lists, too."""
+COMMANDS = {name: entry for group in (*GROUPS.values(), FURTHER) for name, entry in group.items()}
+"""All commands by name."""
+
+
+SHOWS_ALL = "gpurun.all"
+"""Whether the help lists further commands."""
 
 
 class Commands(click.Group):
@@ -61,9 +82,9 @@ class Commands(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own = {"--help", "-h", "--version"}
         args = args or ["--help"]
-        if args and args[0] == "help":
-            args = [*args[1:2], "--help"]
-        if args and args[0] not in own and args[0] not in COMMANDS and not is_typo(args[0]):
+        if (line := behind_own_options(args)) is not None:
+            args = line
+        elif args and args[0] not in own and args[0] not in COMMANDS and not is_typo(args[0]):
             args = ["job", *args]
         return super().parse_args(ctx, args)
 
@@ -85,8 +106,12 @@ class Commands(click.Group):
         return [*commands, *(file for file in files if file.type == "plain")] or files
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
+        groups = {**GROUPS, "Further": FURTHER} if ctx.meta.get(SHOWS_ALL) else GROUPS
+        width = max(map(len, COMMANDS))
+        for title, group in groups.items():
+            formatter.write(f"{title}:\n")
+            for name, entry in group.items():
+                formatter.write(f"  {name:{width}}  {entry.summary}\n")
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -94,10 +119,39 @@ class Commands(click.Group):
         if args[0] not in COMMANDS:
             import difflib
 
+            from gpurun.launcher.cli.commands.job import LAUNCHERS, without_launcher
+
+            if args[0] in LAUNCHERS:
+                raise SpecError(without_launcher(args))
             near = difflib.get_close_matches(args[0], [*COMMANDS, "help", "--version"], n=1)
             hint = f"did you mean `gpurun {near[0]}`?" if near else "`gpurun --help` lists the commands"
             raise SpecError(f"there is no command or job file {args[0]!r}; {hint}")
         return super().resolve_command(ctx, args)
+
+
+TORCHRUN = "torchrun"
+
+
+def behind_own_options(args: list[str]) -> list[str] | None:
+    """The arguments of the command where `torchrun` stands behind options only, which are gpurun's."""
+    if TORCHRUN not in args or not (args[0].startswith("-") or args[0] == TORCHRUN):
+        return None
+    from gpurun.launcher.cli.commands.job import torchrun
+
+    takes_value = {
+        name
+        for each in torchrun.params
+        if isinstance(each, click.Option) and not each.is_flag
+        for name in each.opts
+    }
+    for at, word in enumerate(args):
+        if word == TORCHRUN:
+            rest = args[at + 1 :]
+            is_help = rest[:1] in (["--help"], ["-h"])
+            return [TORCHRUN, *args[:at], *(rest[:1] if is_help else ["--", *rest])]
+        if not word.startswith("-") and not (at and args[at - 1] in takes_value):
+            return None
+    return None
 
 
 def is_typo(word: str) -> bool:
@@ -117,9 +171,7 @@ def cli() -> None:
 
     \b
     gpurun JOB.yaml [--out RUN] [--json] [--resume [RUN]] [--set KEY=VALUE]
-        runs the job; see `gpurun job --help`
     gpurun run TRAIN.py [--devices cpu:2] [-- ARGS...]
-        runs a program unchanged, without a job file
     """
 
 

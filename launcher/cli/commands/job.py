@@ -1,8 +1,9 @@
 """`gpurun JOB.yaml` and `gpurun check` run a job file or show what it would do, `gpurun tune` searches it.
 
-`gpurun run` needs none: it starts a program as one would with `torchrun`.
+`gpurun run` needs none: it starts a program as one would with `torchrun`, `gpurun torchrun` by such a line.
 """
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -35,9 +36,10 @@ from gpurun.launcher.cli.options import (
     written_url,
 )
 from gpurun.launcher.cli.output import print_comparison, run_and_print, show_json, width
-from gpurun.launcher.errors import Problem, SpecError
+from gpurun.launcher.errors import GpurunError, Problem, SpecError
 
 if TYPE_CHECKING:
+    from gpurun.launcher.jobfile.torchrun import TorchrunLine
     from gpurun.launcher.plan.estimate import Earlier
     from gpurun.launcher.plan.model import Plan
     from gpurun.launcher.rundir.paths import Url
@@ -176,6 +178,7 @@ def earlier_run(job: str, hostname: str) -> "Earlier | None":
 
 LAUNCHERS = frozenset({"python", "python3", "torchrun", "accelerate", "deepspeed", "mpirun"})
 """Commands that start a program elsewhere, and have no place after `gpurun run`."""
+_MODULE_OF_TORCHRUN = ("-m", "torch.distributed.run")
 
 NUM_PROCESSES = frozenset({"--nproc-per-node", "--num-processes", "--num-gpus"})
 """Options of other launchers that say how many processes to start."""
@@ -187,9 +190,7 @@ class ProgramCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         first = next((word for word in args if not word.startswith("-")), "")
         if first in LAUNCHERS and not Path(first).exists():
-            program = next((word for word in args if word.endswith(".py")), "train.py")
-            text = f"leave `{first}` and its options out: gpurun runs one process per device"
-            raise SpecError(Problem(text, f"gpurun run {program}"))
+            raise SpecError(without_launcher(args[args.index(first) :]))
         try:
             return super().parse_args(ctx, [*args])  # click takes words away
         except click.NoSuchOption as error:
@@ -204,6 +205,19 @@ class ProgramCommand(click.Command):
             ways = [way for way in (first, then) if way]
             text = f"gpurun run has no option {error.option_name}; " + "\n    otherwise, ".join(ways)
             raise SpecError(text) from None
+
+
+def without_launcher(words: Sequence[str]) -> Problem:
+    """What to write instead of a line that begins with another launcher."""
+    first, *rest = words
+    if first == "torchrun" or tuple(rest[:2]) == _MODULE_OF_TORCHRUN:
+        line = rest if first == "torchrun" else rest[2:]
+        return Problem(f"`{first}` has its own command", f"gpurun torchrun {shlex.join(line)}")
+    at = next((number for number, word in enumerate(rest) if word.endswith(".py")), None)
+    program, args = ("train.py", []) if at is None else (rest[at], rest[at + 1 :])
+    own = f" -- {shlex.join(args)}" if args else ""
+    text = f"leave `{first}` and its options out: gpurun runs one process per device"
+    return Problem(text, f"gpurun run {program}{own}")
 
 
 def after_dashes(args: Sequence[str], name: str) -> str:
@@ -286,6 +300,91 @@ def run(
         return program_invocation(script, module, args, devices, given, compared(compare))
 
     run_and_print(invocation, out, None, **how)
+
+
+FAILED = 1
+"""The exit code of torchrun, whatever has failed."""
+
+
+class TorchrunCommand(click.Command):
+    """A command whose options go before its name."""
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_usage("gpurun", "[OPTIONS] torchrun ARGS...")
+
+
+@click.command("torchrun", cls=TorchrunCommand)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="ARGS...")
+@click.option("--devices", metavar="DEVICES", help="The devices, instead of --nproc-per-node: cpu:2.")
+@out_or_url_option
+@hang_timeout_option
+@node_options
+@only_rank_option
+@quiet_option
+@require_steps_option
+@json_option
+@set_option
+def torchrun(
+    words: tuple[str, ...],
+    devices: str | None,
+    out: "tuple[Path | None, Url | None]",
+    hang_timeout_s: float | None,
+    overrides: tuple[str, ...],
+    **how: Any,
+) -> int:
+    """Run a program by a command line of torchrun, and time and trace its steps.
+
+    Write `gpurun` in front of the line; its own options go before `torchrun`. The program is launched once.
+
+    Example: gpurun --out RUN torchrun --nproc-per-node 2 train.py --epochs 1
+
+    Exit codes: those of torchrun, which are 0 ok, 1 the program failed or was interrupted, 2 the command line
+    is wrong.
+    """
+    from gpurun.launcher.cli.interrupt import quit_on_interrupt
+    from gpurun.launcher.cli.main import shown
+    from gpurun.launcher.jobfile.torchrun import read_line
+
+    quit_on_interrupt()
+    line = read_line(words, os.environ)
+
+    def invocation() -> Any:
+        from gpurun.launcher.run.open import program_invocation
+
+        given = with_hang_timeout((*line.overrides, *overrides), hang_timeout_s)
+        chosen = devices or devices_here(line)
+        return program_invocation(line.script, line.module, line.args, chosen, given, {})
+
+    try:
+        run_and_print(invocation, out, None, **{**how, **from_line(line, how)})
+    except SpecError:
+        raise
+    except GpurunError as error:
+        shown(error)
+        return FAILED
+    return 0
+
+
+def from_line(line: "TorchrunLine", given: dict[str, Any]) -> dict[str, Any]:
+    """The flags that the line has for this node and its output; gpurun's own have precedence."""
+    found = {
+        "node_rank": 0 if line.is_host and line.node_rank is None else line.node_rank,
+        "rendezvous": line.rendezvous,
+        "join_timeout_s": line.join_timeout_s,
+        "only_rank": line.only_rank,
+        "quiet": line.quiet,
+    }
+    return {name: given[name] or value for name, value in found.items() if value is not None}
+
+
+def devices_here(line: "TorchrunLine") -> str:
+    """The devices of this machine that have one process each."""
+    from gpurun.launcher.jobfile.torchrun import devices_text
+    from gpurun.launcher.machine.host import inspect_machine
+
+    machine = inspect_machine()
+    kind = machine.gpus[0].kind if machine.gpus else ""
+    return devices_text(line, len(machine.gpus), machine.cpu_cores, kind)
 
 
 @click.command()

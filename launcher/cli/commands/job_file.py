@@ -259,3 +259,25 @@ def devices(as_json: bool) -> None:
     from gpurun.launcher.report.terminal.hardware import render_devices
 
     click.echo(render_devices(machine, width()))
+
+
+@click.command("help")
+@click.argument("command", required=False)
+@click.option("--all", "shows_all", is_flag=True, help="List all commands.")
+@click.pass_context
+def help_(ctx: click.Context, command: str | None, shows_all: bool) -> None:
+    """Show the help of a command.
+
+    Example: gpurun help run
+    """
+    from gpurun.launcher.cli.main import SHOWS_ALL, cli
+
+    group = ctx.parent or ctx
+    if command is None:
+        group.meta[SHOWS_ALL] = shows_all
+        click.echo(cli.get_help(group))
+        return
+    found = cli.get_command(group, command)
+    if found is None:
+        raise SpecError(f"there is no command {command!r}; `gpurun help --all` lists the commands")
+    click.echo(found.get_help(click.Context(found, info_name=command, parent=group)))

@@ -34,6 +34,8 @@ CASES: dict[str, tuple[str, int, str]] = {
     "check": ("check job.yaml", 0, "1 variant"),
     "run": ("run --devices cpu:1 --out run train.py", 0, "script"),
     "report": ("report {run}", 0, "ddp 6/2"),
+    "torchrun": ("torchrun --nproc-per-node 1 train.py", 0, "script"),
+    "help": ("help run", 0, "--devices"),
     "explain": ("explain input-stall", 0, "What to do"),
     "runs": ("runs {run}", 0, "ddp 6/2"),
     "tune": ("tune job.yaml --out run --budget 1s", 2, "nothing to search"),

@@ -26,7 +26,7 @@ from click.testing import CliRunner, Result
 from gpurun.launcher.cli.commands import job as job_commands
 from gpurun.launcher.cli.commands import job_file
 from gpurun.launcher.cli.completion import lines_for, suggestions
-from gpurun.launcher.cli.main import COMMANDS, cli, main
+from gpurun.launcher.cli.main import COMMANDS, GROUPS, cli, main
 from gpurun.launcher.cli.output import check_steps, show_json
 from gpurun.launcher.cli.streams import Cleaned, prepare_streams
 from gpurun.launcher.compare.build import compare_run
@@ -77,10 +77,13 @@ def help_of(*words: str) -> str:
 
 
 def test_help_shows_every_command_with_its_whole_summary() -> None:
-    shown = help_of()
-    assert "..." not in shown.partition("Commands:")[2]
-    assert re.findall(r"^  (\w+) ", shown.partition("Commands:")[2], re.MULTILINE) == list(COMMANDS)
-    assert all(len(entry.summary) <= 65 for entry in COMMANDS.values())
+    shown, every = help_of(), CliRunner().invoke(cli, ["help", "--all"], terminal_width=80).output
+    names = [name for group in GROUPS.values() for name in group]
+    assert all(f"{entry.summary}\n" in every for entry in COMMANDS.values())
+    assert re.findall(r"^  (\w+)  ", shown.partition("\nRun:")[2], re.MULTILINE) == names
+    assert re.findall(r"^  (\w+)  ", every.partition("\nRun:")[2], re.MULTILINE) == list(COMMANDS)
+    assert len(shown.splitlines()) <= 40
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -1,0 +1,251 @@
+"""The command line of torchrun, and what each of its options means here. Pure.
+
+Every option is the same here, is translated to what gpurun has for it, or is refused with the reason. Source:
+torch/distributed/run.py, `get_args_parser`; each has a variable, too: PET_ and its name.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from gpurun.launcher.errors import SpecError
+
+SAME = {
+    "standalone": "one node needs nothing to find itself",
+    "rdzv_id": "the address says which nodes belong together",
+    "monitor_interval": "the end of a rank is noticed at once",
+    "start_method": "programs are started, not functions",
+    "log_dir": "logs are in the run directory, and `gpurun logs RUN` prints them",
+}
+"""Options that need nothing, and why."""
+TRANSLATED = {
+    "nnodes": "`nodes`",
+    "nproc_per_node": "`devices`",
+    "node_rank": "`--node-rank`",
+    "master_addr": "`--rendezvous`",
+    "master_port": "`--rendezvous`",
+    "rdzv_endpoint": "`--rendezvous`",
+    "rdzv_backend": "`static` and `c10d`: nodes meet at node 0",
+    "rdzv_conf": "`join_timeout`: `--join-timeout`; `is_host`: node 0",
+    "max_restarts": "`restarts`",
+    "shutdown_timeout": "`grace`",
+    "numa_binding": "`node`: `bind: numa`",
+    "module": "`-m`",
+    "run_path": "as without it",
+    "no_python": "a module that becomes the command, whose steps can't be seen",
+    "redirects": "`3`: `--quiet`",
+    "tee": "`3`: output is shown and kept, as always",
+    "local_ranks_filter": "of one rank: `--only-rank`",
+    "signals_to_handle": "those that are handled always, and SIGUSR1",
+    "training_script": "`script`",
+    "training_script_args": "`args`",
+}
+"""Options with another name here, or with other values."""
+REFUSED = {
+    "event_log_handler": "events are in the run directory, as events.jsonl",
+    "role": "all ranks have the role `default`",
+    "logs_specs": "logs are in the run directory, and `logs` in a job says how much is kept",
+    "duplicate_stdout_filters": "`gpurun logs RUN` prints all lines, for grep",
+    "duplicate_stderr_filters": "`gpurun logs RUN` prints all lines, for grep",
+    "local_addr": "write `gpurun --interface NAME torchrun …`",
+    "virtual_local_rank": "each rank has its own LOCAL_RANK and sees all GPUs",
+}
+"""Options that are refused unless they have their default, and what to do instead."""
+DEFAULTS = {
+    "nnodes": "1:1",
+    "nproc_per_node": "1",
+    "rdzv_backend": "static",
+    "redirects": "0",
+    "tee": "0",
+    "event_log_handler": "null",
+    "role": "default",
+    "max_restarts": "0",
+    "signals_to_handle": "",
+}
+_FLAGS = frozenset({"standalone", "module", "no_python", "run_path", "virtual_local_rank"})
+_SHORT = {"module": "-m", "redirects": "-r", "tee": "-t"}
+_HANDLED = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1"})
+_NO_EFFECT = frozenset(
+    {"timeout", "read_timeout", "last_call_timeout", "close_timeout", "store_type", "use_libuv"}
+)
+"""Keys of `--rdzv-conf` for which there is nothing to do."""
+BECOMES_COMMAND = "gpurun.launcher.worker.program.become_command"
+_PORT = 29400
+"""torchrun's own is 29500 with `static`, and 29400 with `c10d`."""
+
+
+@dataclass(frozen=True)
+class TorchrunLine:
+    """What a command line of torchrun says."""
+
+    script: str | None
+    module: str | None
+    args: tuple[str, ...]
+    num_processes: str
+    """Per node: a number, `auto`, `cpu` or `gpu`."""
+    nodes: int
+    node_rank: int | None
+    rendezvous: str | None
+    """HOST:PORT of node 0."""
+    is_host: bool
+    """Whether this is node 0 by `--rdzv-conf`."""
+    join_timeout_s: float | None
+    overrides: tuple[str, ...]
+    """`KEY=VALUE` of a job."""
+    quiet: bool
+    only_rank: int | None
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SpecError(f"torchrun: {message}\n    `torchrun --help` lists its options")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="torchrun", add_help=False)
+    for name in (*SAME, *TRANSLATED, *REFUSED):
+        if name.startswith("training_script"):
+            continue
+        names = dict.fromkeys((f"--{name.replace('_', '-')}", f"--{name}"))
+        words = [*([_SHORT[name]] if name in _SHORT else []), *names]
+        if name in _FLAGS:
+            parser.add_argument(*words, dest=name, action="store_const", const="1")
+        else:
+            parser.add_argument(*words, dest=name)
+    parser.add_argument("training_script")
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER)
+    return parser
+
+
+def read_line(words: Sequence[str], environ: Mapping[str, str]) -> TorchrunLine:
+    """Reads what stands behind `torchrun`.
+
+    Raises:
+        SpecError: it is wrong, or has an option that is refused.
+    """
+    given = vars(_parser().parse_args(list(words)))
+    for name, value in given.items():
+        if value is None:
+            given[name] = environ.get(f"PET_{name.upper()}", DEFAULTS.get(name))
+        if name in _FLAGS and given[name] == "0":
+            given[name] = None
+    for name, instead in REFUSED.items():
+        if given[name] not in (None, "", DEFAULTS.get(name)):
+            raise _refused(name, given[name], instead)
+    return _line(given)
+
+
+def _refused(name: str, value: str, instead: str) -> SpecError:
+    text = f"--{name.replace('_', '-')}" + ("" if name in _FLAGS else f" {value}")
+    return SpecError(f"torchrun's {text} has no counterpart: {instead}")
+
+
+def _line(given: Mapping[str, Any]) -> TorchrunLine:
+    nodes = _num_nodes(given["nnodes"])
+    if given["rdzv_backend"] not in ("static", "c10d"):
+        raise _refused("rdzv_backend", given["rdzv_backend"], "nodes meet at node 0, as with `c10d`")
+    conf = _conf(given["rdzv_conf"] or "")
+    signals = set((given["signals_to_handle"] or "").split(",")) - {""}
+    if unknown := sorted(signals - _HANDLED):
+        raise _refused("signals_to_handle", ",".join(unknown), f"handled are {', '.join(sorted(_HANDLED))}")
+    script, args = given["training_script"], tuple(given["training_script_args"])
+    if given["no_python"] and given["module"]:
+        raise SpecError("torchrun: --no-python and --module exclude each other")
+    is_command = given["no_python"] and not given["run_path"]
+    if is_command:
+        script, args = BECOMES_COMMAND, (script, *args)
+    rank, endpoint = given["node_rank"], None
+    if nodes > 1:
+        endpoint = given["rdzv_endpoint"] or _endpoint(given["master_addr"], given["master_port"])
+    return TorchrunLine(
+        script=None if given["module"] or is_command else script,
+        module=script if given["module"] or is_command else None,
+        args=args,
+        num_processes=given["nproc_per_node"],
+        nodes=nodes,
+        node_rank=None if rank is None or nodes == 1 else _number("node_rank", rank),
+        rendezvous=endpoint,
+        is_host=conf.get("is_host", "").lower() in ("1", "true", "t", "yes", "y"),
+        join_timeout_s=float(conf["join_timeout"]) if "join_timeout" in conf else None,
+        overrides=_overrides(given, nodes),
+        quiet=_is_for_all("redirects", given["redirects"]),
+        only_rank=_one_rank(given["local_ranks_filter"] or ""),
+    )
+
+
+def _overrides(given: Mapping[str, Any], nodes: int) -> tuple[str, ...]:
+    _is_for_all("tee", given["tee"])
+    found = ["steps.launches=1"]
+    if restarts := _number("max_restarts", given["max_restarts"]):
+        found.append(f"restarts={restarts}")
+    if given["shutdown_timeout"] is not None:
+        found.append(f"grace={_number('shutdown_timeout', given['shutdown_timeout'])}s")
+    if given["numa_binding"] is not None:
+        if given["numa_binding"] != "node":
+            raise _refused(
+                "numa_binding", given["numa_binding"], "`--set bind=cores` gives each rank its own"
+            )
+        found.append("bind=numa")
+    return (*found, *([f"nodes={nodes}"] if nodes > 1 else []))
+
+
+def _num_nodes(text: str) -> int:
+    least, _, most = text.partition(":")
+    if most and most != least:
+        raise _refused("nnodes", text, "a number of nodes that may change is `nodes: A..B` in `gpurun run`")
+    return _number("nnodes", least)
+
+
+def _number(name: str, text: str) -> int:
+    if not str(text).isdecimal():
+        raise SpecError(f"torchrun: --{name.replace('_', '-')} {text} is not a whole number")
+    return int(text)
+
+
+def _endpoint(address: str | None, port: str | None) -> str | None:
+    return None if address is None else f"{address}:{port or _PORT}"
+
+
+def _conf(text: str) -> dict[str, str]:
+    pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
+    conf = {key.strip("' "): value.strip("' ") for key, _, value in pairs}
+    if unknown := sorted(conf.keys() - _NO_EFFECT - {"join_timeout", "is_host"}):
+        raise _refused("rdzv_conf", unknown[0], "nodes meet at node 0, with `join_timeout` and `is_host`")
+    return conf
+
+
+def _is_for_all(name: str, text: str) -> bool:
+    """Whether it is `3`, and not `0`, which is for no rank."""
+    if text not in ("0", "3"):
+        raise _refused(name, text, "`--only-rank N` shows one rank, `--quiet` none; logs keep all")
+    return text == "3"
+
+
+def _one_rank(text: str) -> int | None:
+    if not text:
+        return None
+    if not text.isdecimal():
+        raise _refused("local_ranks_filter", text, "`gpurun --only-rank N torchrun …` shows one rank")
+    return int(text)
+
+
+def devices_text(line: TorchrunLine, num_gpus: int, num_cores: int, gpu_kind: str) -> str:
+    """The devices that have one process each.
+
+    Raises:
+        SpecError: there are fewer GPUs than processes, or none where GPUs are asked for.
+    """
+    wanted, on_cpu = line.num_processes, f"cpu:{num_cores}"
+    words = {"cpu": on_cpu, "auto": gpu_kind or on_cpu, "gpu": gpu_kind, "xpu": gpu_kind}
+    if words.get(wanted) == "":
+        raise SpecError(f"--nproc-per-node {wanted}: this machine has no GPU")
+    if wanted in words:
+        return words[wanted]
+    num = _number("nproc_per_node", wanted)
+    if num > num_gpus > 0:
+        raise SpecError(
+            f"--nproc-per-node {num}: this machine has {num_gpus} GPUs\n"
+            f"    for processes on the CPU: gpurun --devices cpu:{num} torchrun …"
+        )
+    return ",".join(f"{gpu_kind}:{index}" for index in range(num)) if num_gpus else f"cpu:{num}"

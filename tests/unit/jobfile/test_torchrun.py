@@ -1,0 +1,92 @@
+"""Lines of torchrun, and what they are here."""
+
+import pytest
+from torch.distributed.run import get_args_parser
+
+from gpurun.launcher.errors import SpecError
+from gpurun.launcher.jobfile.torchrun import REFUSED, SAME, TRANSLATED, devices_text, read_line
+
+
+def test_each_option_of_torchs_own_parser_is_in_one_of_the_three_tables() -> None:
+    theirs = {action.dest for action in get_args_parser()._actions} - {"help"}
+    ours = [*SAME, *TRANSLATED, *REFUSED]
+    assert theirs == set(ours)
+    assert len(ours) == len(set(ours))
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "value"),
+    [
+        ("--nproc-per-node 2 train.py --epochs 1", "args", ("--epochs", "1")),
+        ("--nproc_per_node=2 train.py --nproc-per-node 3", "args", ("--nproc-per-node", "3")),
+        ("--nproc-per-node 2 -m package.train", "module", "package.train"),
+        ("--nproc_p 2 train.py", "num_processes", "2"),
+        ("--standalone train.py", "nodes", 1),
+        ("--nnodes 2:2 --node-rank 1 --master-addr a --master-port 7 t.py", "rendezvous", "a:7"),
+        ("--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=b:9 t.py", "rendezvous", "b:9"),
+        ("--nnodes=2 --rdzv-endpoint=b:9 --rdzv-conf is_host=1,join_timeout=60 t.py", "is_host", True),
+        ("--nnodes=2 --rdzv-endpoint=b:9 --rdzv-conf is_host=1,join_timeout=60 t.py", "join_timeout_s", 60.0),
+        (
+            "--max-restarts 3 --shutdown-timeout 9 t.py",
+            "overrides",
+            ("steps.launches=1", "restarts=3", "grace=9s"),
+        ),
+        ("--redirects 3 --tee 0 t.py", "quiet", True),
+        ("--no-python run.sh 1", "args", ("run.sh", "1")),
+        ("--local-ranks-filter 1 t.py", "only_rank", 1),
+    ],
+)
+def test_a_line_is_translated(words: str, what: str, value: object) -> None:
+    assert getattr(read_line(words.split(), {}), what) == value
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--nnodes 1:4 t.py", "--nnodes 1:4 has no counterpart"),
+        ("--no-python --module t.sh", "exclude each other"),
+        ("--rdzv-backend etcd t.py", "--rdzv-backend etcd has no counterpart"),
+        ("--virtual-local-rank t.py", "--virtual-local-rank has no counterpart"),
+        ("--redirects 0:1,1:2 t.py", "--redirects 0:1,1:2 has no counterpart"),
+        ("--local-ranks-filter 0,1 t.py", "--local-ranks-filter 0,1 has no counterpart"),
+        ("--signals-to-handle SIGUSR2 t.py", "SIGUSR2 has no counterpart"),
+        ("--nproc-per-node 2", "required: training_script"),
+        ("--no-such 2 t.py", "unrecognized arguments|required"),
+        ("--max-restarts many t.py", "not a whole number"),
+    ],
+)
+def test_what_has_no_counterpart_is_refused_with_the_reason(words: str, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        read_line(words.split(), {})
+
+
+def test_variables_stand_in_for_options() -> None:
+    environ = {"PET_NPROC_PER_NODE": "4", "PET_MAX_RESTARTS": "2", "PET_MODULE": "0"}
+    line = read_line(["--max-restarts", "1", "train.py"], environ)
+    assert (line.num_processes, line.module, line.overrides) == (
+        "4",
+        None,
+        ("steps.launches=1", "restarts=1"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("num", "num_gpus", "devices"),
+    [
+        ("2", 0, "cpu:2"),
+        ("2", 4, "cuda:0,cuda:1"),
+        ("auto", 4, "cuda"),
+        ("auto", 0, "cpu:8"),
+        ("gpu", 4, "cuda"),
+        ("cpu", 4, "cpu:8"),
+    ],
+)
+def test_processes_become_devices(num: str, num_gpus: int, devices: str) -> None:
+    line = read_line(["--nproc-per-node", num, "train.py"], {})
+    assert devices_text(line, num_gpus, 8, "cuda" if num_gpus else "") == devices
+
+
+def test_more_processes_than_gpus_are_an_error_that_says_what_to_write() -> None:
+    line = read_line(["--nproc-per-node", "8", "train.py"], {})
+    with pytest.raises(SpecError, match="gpurun --devices cpu:8 torchrun"):
+        devices_text(line, 2, 16, "cuda")
