@@ -1,4 +1,5 @@
-"""`python -m benchmarks [NAME …]`: all of them, or the named ones; `fuzz [TARGET …]`: input of strangers."""
+"""`python -m benchmarks [NAME …]`: all of them, or the named ones; `fuzz [TARGET …]`: input of strangers;
+`launcher_tests FILE …`: torch's tests of its launcher."""
 
 import argparse
 import importlib
@@ -42,6 +43,9 @@ def main() -> None:
     """Runs the benchmarks one after the other; each writes its own section of RESULTS.md."""
     if sys.argv[1:2] == ["fuzz"]:
         importlib.import_module("benchmarks.fuzz").main(sys.argv[2:])
+        return
+    if sys.argv[1:2] == ["launcher_tests"]:
+        importlib.import_module("benchmarks.faults.launcher_tests").main(sys.argv[2:])
         return
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; without one, all")

@@ -243,7 +243,7 @@ class OtherNode:
                 if end.starts_again:
                     progress.say(str(end))
                     if self.follower is not None:
-                        self.follower.pool.stop(self.job.spec.grace_s)
+                        self.follower.pool.stop(self.job.spec.grace_limit_s)
                 if end.exit_code != 0:
                     wait_for_node_0_exit(here.link)
                     raise

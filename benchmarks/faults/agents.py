@@ -5,7 +5,7 @@ import resource
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,7 +66,10 @@ class SimulatedRanks:
         exits, self.exits = self.exits, []
         return exits
 
-    def stop(self, grace_s: float) -> None:
+    def has_settled(self, say: Callable[[str], None]) -> bool:
+        return True
+
+    def stop(self, grace_s: float, signals: tuple[int, ...] = ()) -> None:
         self._end(-15)
 
     def _end(self, code: int) -> None:

@@ -58,6 +58,7 @@ from gpurun.launcher.compare.notes import (
     dangers,
     few_rounds_notes,
     findings,
+    killed_notes,
     launches_s,
     memory_notes,
     more_launches_note,
@@ -283,6 +284,7 @@ def _notes(
         *(memory_notes(found.variants) if found.gate is None and not has_cold_peak(measured) else ()),
         *restart_notes(recorded.restarts),
         *stall_notes(run),
+        *killed_notes(run),
         *quiet_notes(run),
         *software_notes(run, measured.values()),
     )

@@ -41,6 +41,7 @@ from gpurun.launcher.units import (
     format_gib,
     format_ms,
     plural,
+    ranks_text,
     whole_parts,
 )
 
@@ -277,6 +278,20 @@ def stall_notes(run: RunDir) -> tuple[Finding, ...]:
     reasons = [stall.reason for stall in run.read_stalls()]
     text = "; ".join(dict.fromkeys(reasons))
     return (finding("restarted", what=plural(len(reasons), "stall"), reasons=text),) if reasons else ()
+
+
+def killed_notes(run: RunDir) -> tuple[Finding, ...]:
+    """The notes on ranks that did not end in time."""
+    return tuple(
+        noticed(
+            "killed",
+            killed=ranks_text(each.ranks),
+            launch=each.launch,
+            were="was" if len(each.ranks) == 1 else "were",
+            grace_s=each.grace_s,
+        )
+        for each in run.read_killed()
+    )
 
 
 def software_notes(run: RunDir, measured: Iterable[MeasuredVariant]) -> tuple[Finding, ...]:

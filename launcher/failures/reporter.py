@@ -169,12 +169,15 @@ def full_disk(run: RunDir, attempt: str, rank: int, host: str | None) -> Machine
     )
 
 
-def stopping_text(interruption: Interrupted, grace_s: float) -> str:
-    """The message for a person who waits for the ranks to end."""
-    if grace_s <= 0:
-        return f"{interruption.cause}: the ranks are killed"
+def stopping_text(interruption: Interrupted, grace_s: float, may_save: bool = False) -> str:
+    """The message for a person who waits for the ranks to end.
+
+    Args:
+        interruption: what ends the run.
+        grace_s: how long ranks may take.
+        may_save: whether they run a program, which may have something to save.
+    """
     hurry = "another Ctrl-C" if interruption.cause == CTRL_C else "Ctrl-C (SIGINT)"
-    return (
-        f"{interruption.cause}: stopping the ranks; they are killed after {format_duration(grace_s)}; "
-        f"{hurry} kills them at once"
-    )
+    doing = "the ranks end and may save" if may_save else "stopping the ranks"
+    limit = format_duration(grace_s)
+    return f"{interruption.cause}: {doing}; they are killed after {limit}; {hurry} kills them at once"

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 
 from gpurun.launcher.inspect.snapshot import (
     MISMATCHED,
@@ -187,6 +188,11 @@ def _how_to_meet(activities: Mapping[int, Activity | None]) -> tuple[str, ...]:
 
 def _own_processes(snapshots: Sequence[RankSnapshot]) -> tuple[str, ...]:
     """The advice where all ranks wait for processes that they have started, and none has made a step."""
+    if (file := next((each.unguarded for each in snapshots), None)) and not any(e.steps for e in snapshots):
+        return (
+            f"each process that a rank starts by spawn runs {PurePath(file).name} from its beginning: put "
+            'what that does below `if __name__ == "__main__":`',
+        )
     mains = [main_thread(each.threads) for each in snapshots if not each.steps]
     if not mains or len(mains) < len(snapshots):
         return ()

@@ -5,6 +5,7 @@ numbers alone: gloo never records that a collective has begun or ended. Each bac
 collectives, also where several belong to one process group.
 """
 
+import ast
 import errno
 import http.client
 import io
@@ -23,10 +24,10 @@ from pathlib import Path
 
 import msgspec
 
-from gpurun.launcher.inspect.stacks import Thread, parse_threads
+from gpurun.launcher.inspect.stacks import Thread, is_workload, main_thread, parse_threads
 from gpurun.launcher.machine.accelerators import CPU, inspect_gpus
 from gpurun.launcher.machine.gpus.gpu import Gpu, Gpus
-from gpurun.launcher.machine.process_tree import cpu_s, descendants
+from gpurun.launcher.machine.process_tree import command_of, cpu_s, descendants
 from gpurun.launcher.rundir.control import (
     MAX_BYTES,
     ControlDir,
@@ -238,6 +239,8 @@ class RankSnapshot:
     """CPU time of its process and of all that it has started, so far."""
     gpu_percent: int | None = 0
     """The utilisation of the busiest GPU that it may use; 0 without any, `None` if that isn't known."""
+    unguarded: str | None = None
+    """The program's file, if processes that the rank has started by spawn run it from its beginning."""
 
 
 def observe(directory: Path) -> tuple[RankSnapshot, ...]:
@@ -265,9 +268,37 @@ def observe_in(control: ControlDir) -> tuple[RankSnapshot, ...]:
             histories.get(rank),
             cpu_s(processes[rank]),
             utilisation(gpus, processes[rank]),
+            unguarded(threads[rank], processes[rank][1:]),
         )
         for rank, state in states.items()
     )
+
+
+_SPAWNED = "multiprocessing.spawn"
+"""A part of the command line of a process that Python has started by spawn."""
+_MAX_PROGRAM_BYTES = 1 << 20
+
+
+def unguarded(threads: Sequence[Thread], started: Collection[int]) -> str | None:
+    """The program's file, if the processes that the rank has started by spawn run all of it.
+
+    Source: multiprocessing's programming guidelines, "Safe importing of main module".
+    """
+    main = main_thread(threads)
+    file = (
+        next((frame.file for frame in reversed(main.frames) if is_workload(frame.file)), None)
+        if main
+        else None
+    )
+    if file is None or not any(_SPAWNED in command_of(pid) for pid in started):
+        return None
+    try:
+        with open(file, "rb") as program:
+            code = ast.parse(program.read(_MAX_PROGRAM_BYTES))
+    except (OSError, SyntaxError, ValueError):
+        return None
+    has_guard = any(isinstance(node, ast.If) and "__main__" in ast.dump(node.test) for node in code.body)
+    return None if has_guard else file
 
 
 GPUS_S = 2.0

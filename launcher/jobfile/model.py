@@ -234,9 +234,14 @@ class JobSpec(Settings, Section):
     silence_s: Silence | None = None
     """The time without a heartbeat after which a node counts as lost, and the run ends; a network that comes
     back before costs nothing. At least `3s`; by default `30s` for programs, and `10s` for workloads."""
-    grace_s: Duration = 5.0
-    """The time between SIGTERM and SIGKILL, in which a program can save its state. A second Ctrl-C doesn't
-    wait."""
+    grace_s: Duration | None = None
+    """The time that ranks have to end, in which a program can save its state; then they get SIGKILL. By
+    default `30s` for programs, and `5s` for workloads. Ranks get SIGTERM; after Ctrl-C, those of programs get
+    SIGINT, and SIGTERM in the middle of that time. A second Ctrl-C doesn't wait."""
+    leftover: Literal["wait", "stop"] = setting("wait", kinds=frozenset({PROGRAM}), instead="")
+    """What becomes of processes that a program has started, and that still run when all its ranks have ended
+    well, such as an upload. `wait` lets those go on that have a session of their own (`setsid`) or ignore
+    SIGHUP (`nohup`), and waits for the others; `stop` ends them all."""
     restarts: Annotated[int, whole(0, 1000)] = 0
     """How often each launch may start again after a transient failure: a signal, the kernel's OOM
     killer, a lost connection, a hang, most exceptions and exit codes; not after an error of
@@ -282,6 +287,11 @@ class JobSpec(Settings, Section):
     def silence_limit_s(self) -> float:
         """How long a node may be silent: a program may have trained for days."""
         return self.silence_s or (30.0 if self.kind.runs_program else 10.0)
+
+    @property
+    def grace_limit_s(self) -> float:
+        """How long ranks may take to end: only a program has something to save."""
+        return self.grace_s or (30.0 if self.kind.runs_program else 5.0)
 
     @property
     def secrets(self) -> dict[str, str]:

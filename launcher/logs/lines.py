@@ -20,6 +20,9 @@ _NOISE = re.compile(
 there is no driver (35) or no GPU (100) (a job on GPUs fails there before it traces, with its own message);
 and the addresses of C++ functions after a warning, as of a connection that a signal has interrupted."""
 
+_ANNOUNCED = re.compile(rb"USDT:[-\d]+ [:\d]+ \d+:\d+ [\w.]+:\d+\] [^\n]*\n")
+"""What the profiler prints when it starts or stops, also behind a progress bar, which then goes on."""
+
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])?")
 """Source: ECMA-48, 5.4 (CSI sequences) and 5.6 (OSC strings)."""
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
@@ -49,7 +52,8 @@ class LineReader:
 
     def feed(self, portion: bytes) -> list[str]:
         """The lines that this portion completes."""
-        *lines, rest = (self._rest + portion.translate(None, b"\0")).split(b"\n")  # holes of sparse files
+        text = self._rest + portion.translate(None, b"\0")  # holes of sparse files
+        *lines, rest = _ANNOUNCED.sub(b"", text).split(b"\n")
         found = [self._line(line) for line in lines]
         self._redrawn = b"\r" in rest.rstrip(b"\r") or (self._redrawn and not lines)
         rest = _last_state(rest)

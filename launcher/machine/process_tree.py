@@ -11,6 +11,7 @@ Documentation/filesystems/proc.rst, section "Miscellaneous kernel statistics in 
 import ctypes
 import math
 import os
+import shlex
 import signal
 import time
 from collections.abc import Callable, Collection, Set
@@ -37,11 +38,16 @@ TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 """The unit of CPU times in /proc."""
 _PASSES = 20
 """0.1 s on a machine where processes begin and end all the time."""
+_CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
+"""Parts of the command lines of processes that remove shared memory once all that use it have ended."""
+_CLEANING_S = 2.0
+"""How long they may take for that."""
 
 
 class _Stat(NamedTuple):
     pid: int
     parent: int
+    session: int
     alive: bool
     stopped: bool
     """Whether a signal such as SIGSTOP has stopped it until SIGCONT; a debugger's process isn't."""
@@ -94,6 +100,61 @@ def descendants(root: int, without: Collection[int] = ()) -> list[int]:
     return found
 
 
+@dataclass(frozen=True)
+class Leftover:
+    """A process that goes on after the one that has started it."""
+
+    pid: int
+    command: str
+    """Its command line."""
+    is_detached: bool
+    """Whether it has left that process's session (`setsid`), or ignores a session's end (`nohup`)."""
+
+
+def leftovers(root: int, sessions: Collection[int], without: Collection[int] = ()) -> list[Leftover]:
+    """The living processes below `root`, but those that only remove shared memory and then end.
+
+    Args:
+        sessions: those of the processes that have started them.
+        without: is left out, with all below.
+    """
+    found = []
+    for pid in descendants(root, without):
+        stat = _stat(str(pid))
+        if stat is None or not stat.alive or _is_cleaner(pid):
+            continue
+        is_detached = stat.session not in sessions or _ignores_hangup(pid)
+        found.append(Leftover(pid, command_of(pid), is_detached))
+    return found
+
+
+def command_of(pid: int) -> str:
+    """The command line of a process as a shell would read it; empty if there is no such process."""
+    return shlex.join(_command_line(pid).decode(errors="replace").strip("\0").split("\0"))
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _is_cleaner(pid: int) -> bool:
+    command = _command_line(pid)
+    return any(name in command for name in _CLEANERS)
+
+
+def _ignores_hangup(pid: int) -> bool:
+    """Source: proc(5), /proc/PID/status, SigIgn."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    (ignored,) = (line for line in status.splitlines() if line.startswith("SigIgn:"))
+    return bool(int(ignored.split()[1], 16) >> (signal.SIGHUP - 1) & 1)
+
+
 def is_alive(pid: int) -> bool:
     """Whether the process still runs; a zombie does not."""
     stat = _stat(str(pid))
@@ -123,7 +184,8 @@ def kill_descendants(
     """SIGKILLs everything below `root` until nothing is left.
 
     One pass is not enough: a process may fork between being seen and being killed. The child is then found by
-    the next pass, since its own parent is below `root`, or `root` itself is a subreaper.
+    the next pass, since its own parent is below `root`, or `root` itself is a subreaper. Processes that
+    remove the others' shared memory have time for that.
 
     Args:
         last: subreapers below `root`, which get the signal after all others: if this process is killed
@@ -133,9 +195,13 @@ def kill_descendants(
         What still lives after `timeout_s`: processes that a driver or a dead file server holds in the kernel.
     """
     deadline = time.monotonic() + timeout_s
+    cleaned_s = time.monotonic() + _CLEANING_S
     pause_s = 0.001
-    while (left := _surely_left(root, without)) and time.monotonic() < deadline:
-        for pid in sorted(left, key=last.__contains__):
+    while (left := _surely_left(root, without)) and (now_s := time.monotonic()) < deadline:
+        users = [pid for pid in left if not _is_cleaner(pid)]
+        if users:
+            cleaned_s = now_s + _CLEANING_S
+        for pid in sorted(users if now_s < cleaned_s else left, key=last.__contains__):
             send_signal(pid, signal.SIGKILL)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.05)
@@ -183,7 +249,7 @@ def _stat(pid: str) -> _Stat | None:
     fields = line[line.rindex(b")") + 2 :].split()
     num_threads = int(fields[17])
     is_alive, ticks = fields[0] not in b"ZX" or num_threads > 1, sum(map(int, fields[11:15]))
-    return _Stat(int(pid), int(fields[1]), is_alive, fields[0] == b"T", ticks)
+    return _Stat(int(pid), int(fields[1]), int(fields[3]), is_alive, fields[0] == b"T", ticks)
 
 
 def _prctl(option: int, value: int) -> None:

@@ -32,6 +32,8 @@ from gpurun.launcher.nodes.messages import (
     PreloadModules,
     RankKind,
     RequestWritten,
+    Settle,
+    Settled,
     SnapshotRequest,
     Snapshots,
     StartRanks,
@@ -43,7 +45,7 @@ from gpurun.launcher.nodes.messages import (
 from gpurun.launcher.nodes.node_link import NodeLink
 from gpurun.launcher.nodes.transfer import Inbox
 from gpurun.launcher.processes.pool import Pools, RankPool
-from gpurun.launcher.processes.protocol import PROGRAM_ENTRY, Exit, StartRequest
+from gpurun.launcher.processes.protocol import PROGRAM_ENTRY, TERMINATE, Exit, StartRequest
 from gpurun.launcher.rundir.control import NOT_STARTED, ControlDir
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
 from gpurun.launcher.rundir.records import CaptureRequest, FailureRecord
@@ -104,6 +106,8 @@ class ClusterPool:
         self._name = ""
         self._working: set[int] = set()
         """Nodes whose ranks of this attempt have not been reported as stopped."""
+        self._settling: set[int] | None = None
+        """Nodes whose ranks have left processes; `None`: they haven't been asked yet."""
         self._awaited: set[int] = set()
         """Nodes whose answers are still awaited."""
         self._problems: list[str] = []
@@ -137,7 +141,7 @@ class ClusterPool:
         config = Path(processes[-1].args[0])  # the first may be the store
         self._attempt += 1
         self._name, self._timeline = config.parent.name, Timeline()
-        self._working, self._port_pending = set(by_node), len(by_node) > 1
+        self._working, self._port_pending, self._settling = set(by_node), len(by_node) > 1, None
         self._ranks = {
             node: tuple(request.rank for request in some if request.control) for node, some in by_node.items()
         }
@@ -196,19 +200,27 @@ class ClusterPool:
         """Steps of the other nodes' ranks, as last reported."""
         return tuple(count for node in sorted(self._steps) for count in self._steps[node])
 
-    def stop(self, grace_s: float) -> None:
+    def has_settled(self, say: Callable[[str], None]) -> bool:
+        """Whether no process is left of ranks that have ended well, or it has been let go, on all nodes."""
+        if self._settling is None:
+            self._settling = self._working - {0}
+            self._send_all(self._settling, Settle(self._attempt))
+        self._take_mail(0.0)
+        return self._local.has_settled(say) and not self._settling
+
+    def stop(self, grace_s: float, signals: tuple[int, ...] = TERMINATE) -> None:
         """Ends all ranks on all nodes; returns when their files are here.
 
         Raises:
             NodesError: a node is lost: that is why the launch has ended.
         """
         if self._lost or not self._working:
-            self._local.stop(grace_s)
+            self._local.stop(grace_s, signals)
             return
         self._asked_to_stop_ns = time.time_ns() - _BEFORE_STOP_NS
         try:
-            self._send_all(self._working - {0}, Stop(self._attempt, grace_s))
-            self._local.stop(grace_s)
+            self._send_all(self._working - {0}, Stop(self._attempt, grace_s, signals))
+            self._local.stop(grace_s, signals)
             self._link.send(0, Stopped(self._attempt, 0, tuple(self._local.poll(0))))
             while self._working:
                 self._take_mail(_POLL_S)
@@ -259,6 +271,8 @@ class ClusterPool:
             self._problems += [message.problem] * bool(message.problem)
         elif isinstance(message, LogText):
             self._say(message.text)
+        elif isinstance(message, Settled) and message.attempt == self._attempt:
+            (self._settling or set()).discard(message.node)
         elif isinstance(message, StepCounts) and message.attempt == self._attempt:
             self._steps[message.node] = message.steps
 

@@ -22,6 +22,8 @@ from gpurun.launcher.nodes.messages import (
     RankKind,
     RequestWritten,
     Run,
+    Settle,
+    Settled,
     SnapshotRequest,
     Snapshots,
     StartRanks,
@@ -97,6 +99,8 @@ class Follower:
     """The ranks of this node, in this attempt."""
     failed: bool = False
     """Whether one of them has."""
+    is_settling: bool = False
+    """Whether all ranks have ended well, and node 0 waits for what they have left."""
     traces: frozenset[Path] = frozenset()
     """The traces that its ranks will write, and that node 0 lacks."""
     steps: tuple[int, ...] = ()
@@ -127,6 +131,7 @@ class Follower:
             for message in self.link.poll(_POLL_S):
                 self.handle(message)
             self.report_exits()
+            self.settle()
             self.report_steps()
             self.send_traces()
             self.show_lines()
@@ -146,7 +151,9 @@ class Follower:
         elif isinstance(message, TracesWanted):
             self.take_traces(message)
         elif isinstance(message, Stop):
-            self.stop(message.grace_s)
+            self.stop(message)
+        elif isinstance(message, Settle):
+            self.is_settling = True
 
     def launch(self, message: StartRanks) -> None:
         """Starts this node's ranks, with its own paths."""
@@ -232,10 +239,17 @@ class Follower:
             self.traces = frozenset()
             self.send_files()
 
-    def stop(self, grace_s: float) -> None:
+    def settle(self) -> None:
+        """Waits for the processes that this node's ranks have left, or lets them go on."""
+        if self.is_settling and self.pool.has_settled(lambda text: self.link.send(0, LogText(text))):
+            self.is_settling = False
+            self.link.send(0, Settled(self.attempt, self.link.rank))
+
+    def stop(self, message: Stop) -> None:
         """Ends the ranks, and sends their files."""
+        self.is_settling = False
         self.report_exits()
-        self.pool.stop(grace_s)
+        self.pool.stop(message.grace_s, message.signals)
         exits = tuple(self.pool.poll(0.0))
         if self.relay is not None and not self.failed and not any(exit_.returncode for exit_ in exits):
             self.relay.finish()

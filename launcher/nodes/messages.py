@@ -137,6 +137,21 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
 
     attempt: int
     grace_s: float
+    signals: tuple[int, ...]
+    """What they get before SIGKILL."""
+
+
+class Settle(msgspec.Struct, frozen=True, tag=True):
+    """All ranks have ended well: wait for the processes that they have left, or let them go on."""
+
+    attempt: int
+
+
+class Settled(msgspec.Struct, frozen=True, tag=True):
+    """A node has done that."""
+
+    attempt: int
+    node: int
 
 
 class LogText(msgspec.Struct, frozen=True, tag=True):
@@ -201,8 +216,8 @@ class Stopped(Exits, frozen=True, tag=True):
 
 Message = (
     Hello | Welcome | FindRooms | RoomsFound | Run | StartRanks | Port | PreloadModules | SnapshotRequest
-    | TracesWanted | Stop | LogText | Ack | Exits | Chunk | Snapshots | RequestWritten | StepCounts | Stopped
-    | Tested
+    | TracesWanted | Settle | Settled | Stop | LogText | Ack | Exits | Chunk | Snapshots | RequestWritten
+    | StepCounts | Stopped | Tested
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

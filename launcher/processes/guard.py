@@ -37,6 +37,8 @@ SUPERVISOR_KILLED = "the supervising process was killed, and the ranks with it (
 SECRET_VARIABLE = "GPURUN_SECRET"
 """The variable by which the nodes of a job know each other; no server and no rank gets it."""
 _CLOSE_TIMEOUT_S = 10.0
+_SPAWN = b"?"
+"""The request for a server; any other is the number of a process that goes on."""
 
 
 def split_process() -> "Guard":
@@ -74,6 +76,8 @@ class Guard(AbstractContextManager["Guard"]):
         self._control = control
         self._closed = False
         self._servers: set[int] = set()
+        self.released: set[int] = set()
+        """Processes that programs have left, and that go on after the command, with all below them."""
         self._previous = signal.signal(signal.SIGCHLD, self._on_child)
 
     def spawn(self, argv: Sequence[str], env: Mapping[str, str], stream: socket.socket, stderr: int) -> int:
@@ -92,7 +96,7 @@ class Guard(AbstractContextManager["Guard"]):
             request.write(json.dumps({"argv": list(argv), "env": dict(env)}).encode())
             request.flush()
             try:
-                socket.send_fds(self._control, [b"?"], [stream.fileno(), stderr, request.fileno()])
+                socket.send_fds(self._control, [_SPAWN], [stream.fileno(), stderr, request.fileno()])
                 answer = self._control.recv(4096)
             except ConnectionError:
                 answer = b""
@@ -104,6 +108,12 @@ class Guard(AbstractContextManager["Guard"]):
         self._servers.add(int(reply["pid"]))
         return int(reply["pid"])
 
+    def release(self, pid: int) -> None:
+        """Lets a process go on after the command, however that ends."""
+        self.released.add(pid)
+        with contextlib.suppress(ConnectionError):
+            self._control.send(str(pid).encode())
+
     @property
     def supervisor_has_ended(self) -> bool:
         """Whether the supervisor is dead, and its servers and ranks with it."""
@@ -111,8 +121,8 @@ class Guard(AbstractContextManager["Guard"]):
 
     def kill_workers(self) -> None:
         """Kills all descendants of the command but the supervisor, at once."""
-        kill_descendants(os.getpid(), without={self.supervisor})
-        kill_descendants(self.supervisor, last=self._servers)
+        kill_descendants(os.getpid(), without={self.supervisor, *self.released})
+        kill_descendants(self.supervisor, self.released, last=self._servers)
 
     def continue_supervisor(self) -> None:
         """Lets it go on if a signal has stopped it: else it would neither start nor end anything."""
@@ -134,13 +144,13 @@ class Guard(AbstractContextManager["Guard"]):
         while (status := _reap(self.supervisor)) is None:
             self.continue_supervisor()
             if time.monotonic() > deadline:
-                left = ", ".join(map(str, descendants(self.supervisor) or [self.supervisor]))
+                left = ", ".join(map(str, descendants(self.supervisor, self.released) or [self.supervisor]))
                 raise MachineError(
                     f"can't end these processes, which a driver or a file system holds: {left}"
                 )
             time.sleep(0.001)
         if status != 0:
-            kill_descendants(os.getpid())
+            kill_descendants(os.getpid(), self.released)
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -148,7 +158,7 @@ class Guard(AbstractContextManager["Guard"]):
     def _on_child(self, number: int, frame: FrameType | None) -> None:
         """A dead supervisor's children become ours; they are killed at once."""
         if _has_ended(self.supervisor):
-            kill_descendants(os.getpid(), last=self._servers)
+            kill_descendants(os.getpid(), self.released, last=self._servers)
         if callable(self._previous):
             self._previous(number, frame)
 
@@ -176,8 +186,8 @@ def _supervise(control: socket.socket) -> NoReturn:
         become_subreaper()
         os.setpgid(0, 0)
         _detach(keep=control.fileno())
-        servers = _Supervisor(control).run()
-        while kill_descendants(os.getpid(), timeout_s=60.0, last=servers):
+        servers, released = _Supervisor(control).run()
+        while kill_descendants(os.getpid(), released, timeout_s=60.0, last=servers):
             pass  # The kernel holds them: if we ended now, they would stay.
     finally:
         os._exit(0)
@@ -200,12 +210,17 @@ class _Supervisor:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._servers: set[int] = set()
+        self._released: set[int] = set()
         self._wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_write)
 
-    def run(self) -> set[int]:
-        """Returns the servers when the front has ended, or has closed its end of the socket."""
+    def run(self) -> tuple[set[int], set[int]]:
+        """Returns when the front has ended, or has closed its end of the socket.
+
+        Returns:
+            The servers, and the processes that go on.
+        """
         control = self._control.fileno()
         while True:
             ready, _, _ = select.select([control, self._wake], [], [])
@@ -213,16 +228,19 @@ class _Supervisor:
                 os.read(self._wake, 4096)
                 self._reap_children()
             if control in ready and not self._serve():
-                return self._servers
+                return self._servers, self._released
 
     def _serve(self) -> bool:
         """Answers one request; whether the front still exists."""
         try:
-            request, fds, _, _ = socket.recv_fds(self._control, 1, 3)
+            request, fds, _, _ = socket.recv_fds(self._control, 16, 3)
         except ConnectionError:
             return False
         if not request:
             return False
+        if request != _SPAWN:
+            self._released.add(int(request))
+            return True
         reply = self._start(fds)
         for fd in fds:
             os.close(fd)
@@ -261,7 +279,7 @@ class _Supervisor:
                 swept |= pid in self._servers
                 self._servers.discard(pid)
         if swept:
-            kill_descendants(os.getpid(), without=self._servers)
+            kill_descendants(os.getpid(), without=self._servers | self._released)
 
 
 WITH_OUR_CODE = """

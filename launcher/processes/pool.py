@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import structs
 
 from gpurun.launcher.errors import TRACEBACK, MachineError
-from gpurun.launcher.machine.process_tree import descendants, is_stopped, kill_descendants, send_signal
+from gpurun.launcher.machine.process_tree import (
+    Leftover,
+    descendants,
+    is_stopped,
+    kill_descendants,
+    leftovers,
+    send_signal,
+)
 from gpurun.launcher.machine.resource_limits import (
     in_kernel_log,
     oom_killed,
@@ -28,10 +35,12 @@ from gpurun.launcher.processes.guard import SUPERVISOR_KILLED, Guard, python_arg
 from gpurun.launcher.processes.incoming_signals import interruptible
 from gpurun.launcher.processes.protocol import (
     SERVICE_RANK,
+    TERMINATE,
     Exit,
     Exited,
     ImportFailed,
     Preload,
+    Release,
     Report,
     Request,
     ServingProcess,
@@ -64,6 +73,10 @@ _WAITS = {_SERVER: "no end of a rank is noticed", _SUPERVISOR: "no further serve
 """The consequence where a stopped process is not a rank."""
 _LOOK_EVERY_S = 1.0
 """How often to look for processes that a signal has stopped."""
+_MOMENT_S = 1.0
+"""How long a process that a program has left may take to end by itself, until that is reported."""
+_MOST_COMMAND = 100
+"""Characters of a command line that are shown."""
 
 
 def say_on_stderr(text: str) -> None:
@@ -98,6 +111,12 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
         self._env = {"OPENBLAS_NUM_THREADS": "1", **revealed(env or {}, self._secrets)}
         self._requested: set[int] = set()
         self._running: dict[int, int] = {}
+        self._sessions: set[int] = set()
+        """The sessions of the ranks of this launch: each has its own, named like its process."""
+        self._settling_s: float | None = None
+        """When it was first asked whether anything is left."""
+        self._awaited: set[int] = set()
+        """The processes of those which have been shown."""
         self._signals: tuple[int, ...] = ()
         self._forwarded: list[int] = []
         self._exits: list[Exit] = []
@@ -117,6 +136,8 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
         if self._server is None:
             self._start_server()
         self._signals = ()
+        self._sessions.clear()
+        self._settling_s = None
         for process in processes:
             self._requested.add(process.rank)
             self._send(structs.replace(process, env=revealed(process.env, self._secrets)))
@@ -196,22 +217,47 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
         """No steps: all ranks are on this machine."""
         return ()
 
-    def stop(self, grace_s: float) -> None:
+    def has_settled(self, say: Callable[[str], None]) -> bool:
+        """Whether no process is left of ranks that have ended well; those that are detached may go on.
+
+        Args:
+            say: shows once which of them go on, and for which others it is waited.
+        """
+        now_s, server = time.monotonic(), self._server
+        self._settling_s = self._settling_s or now_s
+        without = {*self._guard.released, *self._running.values()}  # the ranks' store still runs
+        left = leftovers(server.pid, self._sessions, without) if server else []
+        if now_s - self._settling_s < _MOMENT_S:
+            return not left
+        for each in left:
+            if each.is_detached:
+                say(f"{_process_text(each)} goes on: it isn't a part of the rank that has started it")
+                self._guard.release(each.pid)
+                self._send(Release(each.pid))
+            elif each.pid not in self._awaited:
+                say(f"waiting for {_process_text(each)}, which the program has left; Ctrl-C ends it")
+                self._awaited.add(each.pid)
+        return all(each.is_detached for each in left)
+
+    def stop(self, grace_s: float, signals: tuple[int, ...] = TERMINATE) -> None:
         """Ends all ranks and everything that they started, even in other sessions.
 
-        Sends SIGTERM to the ranks, waits up to `grace_s`, then SIGKILL. The next `poll` returns how they
-        ended. A dead server raises nothing: there is nothing left to stop.
+        The next `poll` returns how they ended. A dead server raises nothing: there is nothing left to stop.
+
+        Args:
+            grace_s: seconds until SIGKILL.
+            signals: what ranks get before, one after the other, each for an equal part of that time.
         """
         self._continue_stopped()
         with contextlib.suppress(MachineError):
-            self._ask_to_end(grace_s)
+            self._ask_to_end(grace_s, signals)
         if self._server is None:
             return
         if self._requested:
             self._drop_server()  # It is still importing, and would fork them afterwards.
             return
         self._signals += (signal.SIGKILL,)
-        kill_descendants(self._server.pid)
+        kill_descendants(self._server.pid, self._guard.released)
         with contextlib.suppress(MachineError):
             self._await_reports(_REPORT_TIMEOUT_S)
 
@@ -238,18 +284,21 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
         if server.pid in descendants(
             self._guard.supervisor
         ):  # else its number may be another process's by now
-            kill_descendants(server.pid)
+            kill_descendants(server.pid, self._guard.released)
             send_signal(server.pid, signal.SIGKILL)
-            kill_descendants(server.pid)
+            kill_descendants(server.pid, self._guard.released)
         self._requested.clear()
         self._running.clear()
 
-    def _ask_to_end(self, grace_s: float) -> None:
+    def _ask_to_end(self, grace_s: float, signals: tuple[int, ...]) -> None:
         if grace_s <= 0 or self._server is None or not (self._running or descendants(self._server.pid)):
             return  # it may still import, and ranks that are not there can't end
-        self._signals += (signal.SIGTERM,)
-        self._send(Signal(signal.SIGTERM))
-        self._await_reports(grace_s)
+        for number in signals:
+            self._signals += (number,)
+            self._send(Signal(number))
+            self._await_reports(grace_s / len(signals))
+            if not (self._running or self._requested):
+                return
 
     def _await_reports(self, timeout_s: float) -> None:
         """Receives reports until every rank has ended."""
@@ -283,6 +332,7 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
         if isinstance(report, Started):
             self._requested.discard(report.rank)
             self._running[report.rank] = report.pid
+            self._sessions.add(report.pid)
         elif isinstance(report, Exited):
             self._requested.discard(report.rank)  # an interrupt may have lost the report of its start
             self._running.pop(report.rank, None)
@@ -326,6 +376,12 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
         if self._guard.supervisor_has_ended:
             raise MachineError(SUPERVISOR_KILLED)
         raise MachineError(why_server_ended(last_words, is_oom))
+
+
+def _process_text(process: Leftover) -> str:
+    command = process.command
+    shown = command if len(command) <= _MOST_COMMAND else command[: _MOST_COMMAND - 1] + "…"
+    return f"process {process.pid} (`{shown}`)"
 
 
 def _rank_text(rank: int) -> str:
@@ -393,7 +449,10 @@ class RankPool(Protocol):
     def steps_elsewhere(self) -> tuple[int, ...]:
         """Steps so far of the ranks on other machines."""
 
-    def stop(self, grace_s: float) -> None:
+    def has_settled(self, say: Callable[[str], None]) -> bool:
+        """Whether no process is left of ranks that have ended well, or it has been let go."""
+
+    def stop(self, grace_s: float, signals: tuple[int, ...] = TERMINATE) -> None:
         """Ends all ranks; the next `poll` returns how they ended."""
 
 

@@ -2,6 +2,7 @@
 
 import os
 import select
+import signal
 import socket
 import struct
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,11 @@ TRIAL_ENTRY = "gpurun.launcher.worker.entry.workload_rank:try_combinations"
 PROGRAM_ENTRY = "gpurun.launcher.worker.program.program_rank:main"
 """The entry point of a program's rank."""
 
+TERMINATE: tuple[int, ...] = (signal.SIGTERM,)
+"""What ranks get so that they end; SIGKILL follows."""
+INTERRUPT: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM)
+"""Likewise after Ctrl-C, if they run a program."""
+
 
 @dataclass(frozen=True)
 class Exit:
@@ -46,6 +52,11 @@ class Exit:
     def stopped(self) -> bool:
         """Whether a signal from the command ended it."""
         return -self.returncode in self.signals_sent
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether it had not ended when its time for that was over."""
+        return self.stopped and self.returncode == -signal.SIGKILL
 
 
 class Preload(msgspec.Struct, frozen=True, tag=True):
@@ -80,7 +91,13 @@ class Signal(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
-Request = Preload | StartRequest | Signal
+class Release(msgspec.Struct, frozen=True, tag=True):
+    """Let a process go on when the server ends."""
+
+    pid: int
+
+
+Request = Preload | StartRequest | Signal | Release
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):

@@ -5,8 +5,9 @@ It is started with the file that its ranks read, and one request per rank.
 
 import os
 import platform
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -22,7 +23,14 @@ from gpurun.launcher.plan.launch_config import fit_at_once, launch_config_for, p
 from gpurun.launcher.plan.model import Launch, Plan, Process, Variant
 from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.processes.pool import OPTIMIZING, RankPool
-from gpurun.launcher.processes.protocol import PROGRAM_ENTRY, SERVICE_RANK, WORKER_ENTRY, Exit, StartRequest
+from gpurun.launcher.processes.protocol import (
+    PROGRAM_ENTRY,
+    SERVICE_RANK,
+    TERMINATE,
+    WORKER_ENTRY,
+    Exit,
+    StartRequest,
+)
 from gpurun.launcher.run.attempts import attempt_id, num_restarts
 from gpurun.launcher.run.watch import Due, Tick
 from gpurun.launcher.rundir.claim import entered
@@ -38,6 +46,8 @@ from gpurun.launcher.rundir.files import (
 from gpurun.launcher.rundir.paths import num_bytes
 from gpurun.launcher.rundir.records import Event, Stage
 
+OPTIMIZES = re.compile(rb"DistributedDataParallel|optim|Trainer|lightning|accelerate|compile")
+"""What a program contains that imports `torch._dynamo`."""
 STORE_ENTRY = "gpurun.launcher.worker.base.process_group:serve_store"
 
 
@@ -52,6 +62,17 @@ class Starter:
     machine: MachineLike
     software: Mapping[str, str] = field(default_factory=dict)
     """Versions that the launches are started with."""
+
+    def would_import_in_turns(self, launch: Launch) -> bool:
+        """Whether more ranks than there are cores would each import what an optimizer needs."""
+        here = sum(process.node == 0 for process in launch.processes)
+        program = program_of(self.plan, launch)
+        if here <= self.machine.cpu_cores or program is None or program.script is None:
+            return here > self.machine.cpu_cores and program is None
+        try:
+            return OPTIMIZES.search((self.code_dir(launch) / program.script).read_bytes()) is not None
+        except OSError:
+            return False  # the rank will report that
 
     def code_dir(self, launch: Launch) -> Path:
         """The directory from which the job's file names start: in the version that the launch runs."""
@@ -191,6 +212,8 @@ class TimeSource(Protocol):
         """Returns after so long."""
 
 
+SETTLING_S = 0.05
+"""How often to look whether what a program has left has ended."""
 POLL_S = 0.2
 """How soon logs and progress are shown, at most; that a rank has ended is seen at once."""
 
@@ -282,10 +305,17 @@ class RunningAttempt:
         """Finds what the ranks are doing."""
         return diagnose(self.ranks.observe(self.run.control(self.name)))
 
-    def stop(self, shows_output: bool = False) -> None:
+    def settle(self, say: Callable[[str], None]) -> None:
+        """Waits for what a program has left whose ranks have all ended well, or lets it go on."""
+        if program_of(self.starter.plan, self.launch) is not None:
+            self.record_program("done")
+            while self.starter.spec.leftover == "wait" and not self.ranks.has_settled(say):
+                self.clock.sleep(SETTLING_S)
+
+    def stop(self, shows_output: bool = False, signals: tuple[int, ...] = TERMINATE) -> None:
         """Ends the ranks that are still running."""
         try:
-            self.ranks.stop(self.starter.spec.grace_s)
+            self.ranks.stop(self.starter.spec.grace_limit_s, signals)
             if shows_output:
                 self.relay.finish()
         finally:
@@ -293,12 +323,15 @@ class RunningAttempt:
             entered(self.run, None)
 
     def last_exits(self, before: Sequence[Exit], is_late: bool) -> tuple[Exit, ...]:
-        """The exits that came with the stop; a program whose ranks have all ended well is done."""
+        """The exits that came with the stop; a program whose last ranks have ended well by then is done."""
         exits = tuple(self.ranks.poll(0))
-        ended_well = sum(exit_.returncode == 0 for exit_ in (*before, *exits))
-        if not is_late and ended_well == len(self.launch.processes):
+        if exits and not is_late and self.have_ended_well((*before, *exits)):
             self.record_program("done")
         return exits
+
+    def have_ended_well(self, exits: Sequence[Exit]) -> bool:
+        """Whether all ranks have."""
+        return sum(exit_.returncode == 0 for exit_ in exits) == len(self.launch.processes)
 
     def record_program(self, stage: Stage) -> None:
         """Writes an event of a program's attempt: its ranks write none, since each knows only of itself."""

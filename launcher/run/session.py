@@ -11,7 +11,8 @@ from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.load_findings import load_so_far
 from gpurun.launcher.compare.model import Comparison
-from gpurun.launcher.errors import Interrupted, ParamsError
+from gpurun.launcher.compare.notes import killed_notes
+from gpurun.launcher.errors import CTRL_C, Interrupted, ParamsError
 from gpurun.launcher.failures.reporter import Reporter, full_disk, stopping_text
 from gpurun.launcher.failures.root_cause import Failure, is_transient, root_cause
 from gpurun.launcher.inspect.hang_diagnosis import Hang
@@ -19,7 +20,7 @@ from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.machine.process_tree import becomes_quiet
 from gpurun.launcher.plan.model import Launch
 from gpurun.launcher.processes.pool import Pools, RankPool
-from gpurun.launcher.processes.protocol import Exit
+from gpurun.launcher.processes.protocol import INTERRUPT, TERMINATE, Exit
 from gpurun.launcher.run.attempts import (
     Ended,
     Remaining,
@@ -32,7 +33,7 @@ from gpurun.launcher.run.budget import Budget
 from gpurun.launcher.run.running_attempt import RunningAttempt, Starter, TimeSource
 from gpurun.launcher.run.watch import Late, Limits, Tick, Watch, limits_of, located
 from gpurun.launcher.rundir.files import append_lines, write_json
-from gpurun.launcher.rundir.records import Command, Event, QuietWait, Restart, Resumption
+from gpurun.launcher.rundir.records import Command, Event, Killed, QuietWait, Restart, Resumption
 from gpurun.launcher.units import format_duration, plural
 
 OnEvent = Callable[[Launch, Event | None], None]
@@ -149,9 +150,12 @@ class Session:
                 self.watch = watch = replace(watch, hang_reported=watch.hang_reported or late.is_hang)
                 hang = self.diagnose(late, watch.variant)
         stopped_ns = self.clock.time_ns()
+        if late is None and attempt.have_ended_well(watch.exits):
+            attempt.settle(self.reporter.report)
         attempt.stop(shows_output=late is not None)
         self.may_run = False
         exits = (*watch.exits, *attempt.last_exits(watch.exits, late is not None))
+        self.note_killed(exits)
         finished = finished_variants(self.run, launch)
         if finished >= left.rounds.keys():
             self.relay.finish()
@@ -204,7 +208,7 @@ class Session:
         is_new = not any(self.ranks is ranks for ranks in self.used)
         if is_new:
             self.used.append(self.ranks)
-        if left.attempts:
+        if left.attempts or (is_new and self.starter.would_import_in_turns(launch)):
             return "before"
         has_later = len(self.plan.launches) > 1
         return "after" if has_later and (is_new or launch == self.plan.launches[0]) else None
@@ -263,11 +267,22 @@ class Session:
 
     def stop_after(self, error: BaseException) -> None:
         """Ends the ranks after an error; if that fails, the new error ends the run."""
-        is_interrupted = isinstance(error, Interrupted)
+        is_interrupted, signals = isinstance(error, Interrupted), TERMINATE
         if isinstance(error, Interrupted):
-            self.reporter.say(stopping_text(error, self.starter.spec.grace_s))
+            may_save = self.starter.spec.kind.runs_program
+            self.reporter.say(stopping_text(error, self.starter.spec.grace_limit_s, may_save))
+            signals = INTERRUPT if may_save and error.cause == CTRL_C else TERMINATE
         if self.attempt is not None:
-            self.attempt.stop(shows_output=is_interrupted)
+            self.attempt.stop(shows_output=is_interrupted, signals=signals)
+            self.note_killed(self.ranks.poll(0))
+
+    def note_killed(self, exits: Sequence[Exit]) -> None:
+        """Reports ranks whose time to end was over: what they were saving may be lost."""
+        killed = tuple(sorted(exit_.rank for exit_ in exits if exit_.was_killed))
+        if killed and self.starter.spec.kind.runs_program:
+            record = Killed(self.clock.time_ns(), self.current.name, killed, self.starter.spec.grace_limit_s)
+            append_lines(self.run.killed, [record])
+            self.reporter.report(killed_notes(self.run)[-1].text)
 
     def refuse_arguments(self, failure: Failure) -> None:
         """Ends the run if a program refuses the arguments of a variant, none of whose steps is measured.

@@ -43,6 +43,7 @@ from gpurun.launcher.rundir.records import (
     Command,
     Event,
     FailureRecord,
+    Killed,
     LaunchHead,
     Look,
     MaxBatch,
@@ -376,6 +377,11 @@ class RunDir:
         return self.path / "stalls.jsonl"
 
     @property
+    def killed(self) -> Path:
+        """A line per attempt whose ranks did not end in time."""
+        return self.path / "killed.jsonl"
+
+    @property
     def waits(self) -> Path:
         """A line per launch that waited for a quiet moment."""
         return self.path / "waits.jsonl"
@@ -609,6 +615,9 @@ class RunDir:
 
     def read_stalls(self) -> list[Stall]:
         return list(self.read_lines(self.stalls, Stall))
+
+    def read_killed(self) -> list[Killed]:
+        return list(self.read_lines(self.killed, Killed))
 
     def read_waits(self) -> list[QuietWait]:
         return list(self.read_lines(self.waits, QuietWait))

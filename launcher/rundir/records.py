@@ -701,6 +701,18 @@ class Stall:
 
 
 @dataclass(frozen=True)
+class Killed:
+    """A line of `killed.jsonl`: ranks of a program had not ended when their time for that was over."""
+
+    time_ns: Whole
+    launch: str
+    """The attempt."""
+    ranks: tuple[int, ...]
+    grace_s: float
+    """How long they had."""
+
+
+@dataclass(frozen=True)
 class TrialTimes:
     """The times that live ranks have measured; `launches/ID/trials/N.times.json`, written by rank 0."""
 

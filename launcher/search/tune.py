@@ -406,7 +406,7 @@ def screen(tuning: Tuning, pools: WorkerPools, output: Output, progress: Progres
             with forwarded(lambda number: trials.ranks.forward(number) if trials.ranks else None):
                 screening.run(trials)
         except Interrupted as ended:
-            say(stopping_text(ended, tuning.spec.grace_s))
+            say(stopping_text(ended, tuning.spec.grace_limit_s))
             screening.conclude(is_over=False)
             return interrupted(tuning.run, ended)
     return screening.conclude(is_over=True)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import sys
 from typing import NoReturn
 
@@ -26,10 +27,16 @@ def finish(code: int) -> NoReturn:
     """Ends the process without running destructors: gloo's threads abort in about one of nine runs.
 
     The streams are flushed here; files have been closed by their owners.
+
+    Args:
+        code: the exit code; negative: it ends by the signal of that number, as Python does by SIGINT.
     """
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except Exception:
             continue  # The disk may be full, or user code may have closed the stream.
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
     os._exit(code)

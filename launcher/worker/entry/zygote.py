@@ -36,6 +36,7 @@ from gpurun.launcher.processes.protocol import (
     Exited,
     ImportFailed,
     Preload,
+    Release,
     Report,
     Request,
     Signal,
@@ -103,6 +104,8 @@ class ForkServer:
         elif isinstance(request, Signal):
             for pid in self._ranks:
                 send_signal(pid, request.number)
+        elif isinstance(request, Release):
+            _released.add(request.pid)
 
     def _preload(self, modules: Iterable[str]) -> None:
         with asking_the_driver():
@@ -123,11 +126,15 @@ class ForkServer:
         # write to its pages, which would copy them.
         gc.freeze()
         server = os.getpid()
+        signal.pthread_sigmask(signal.SIG_BLOCK, SHIELDED)  # until the rank handles them: one would be lost
         try:
             pid = os.fork()
         except OSError as error:
             self._channel.send(StartFailed(request.rank, error.errno or 0))
             return
+        finally:
+            if os.getpid() == server:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, SHIELDED)
         if pid == 0:
             signal.set_wakeup_fd(-1)
             self._channel.stream.close()
@@ -169,7 +176,7 @@ def sweep(*_: object) -> NoReturn:
 
     It ends as soon as Python can handle the signal, which in the middle of an import takes moments.
     """
-    while kill_descendants(os.getpid(), timeout_s=60.0):
+    while kill_descendants(os.getpid(), _released, timeout_s=60.0):
         pass  # as the supervisor does
     os._exit(0)
 
@@ -192,7 +199,7 @@ def main() -> NoReturn:
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
-        kill_descendants(os.getpid())
+        kill_descendants(os.getpid(), _released)
         os._exit(code)
 
 
@@ -201,6 +208,8 @@ FLIGHT_RECORDER_ENTRIES = "2000"
 
 _kept: list[object] = []
 """Servers that live as long as the process."""
+_released: set[int] = set()
+"""Processes that go on when the server ends."""
 
 
 def run_rank(request: StartRequest, server: int) -> NoReturn:
@@ -212,6 +221,8 @@ def run_rank(request: StartRequest, server: int) -> NoReturn:
         code = 1
         become_rank(request)
         code = call_entry(request)
+    except KeyboardInterrupt:
+        code = -signal.SIGINT
     except BaseException:
         traceback.print_exc()  # to the log, once there is one; else the server's last words
     finally:
@@ -226,12 +237,7 @@ def leave_server(server: int) -> None:
 
 def become_rank(request: StartRequest) -> None:
     """A process of its own: signals, environment, random numbers."""
-    for number in (signal.SIGCHLD, SUPERVISOR_ENDED, *SHIELDED):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Notice of a preemption: no program ends by it, unless it wants to. A handler, since programs that it
-    # executes should not inherit SIG_IGN.
-    signal.signal(signal.SIGUSR1, lambda *_: None)
+    answer_signals()
     os.environ.update(request.env)
     os.chdir(request.cwd)
     if request.moved is not None:
@@ -249,6 +255,17 @@ def become_rank(request: StartRequest) -> None:
                 os.EX_IOERR
             )  # as `gpurun.launcher.worker.entry.workload_rank` does where the run directory can't be written
     gc.enable()
+
+
+def answer_signals() -> None:
+    """Signals do to the process what they do to any other."""
+    for number in (signal.SIGCHLD, SUPERVISOR_ENDED, *SHIELDED):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Notice of a preemption: no program ends by it, unless it wants to. A handler, since programs that it
+    # executes should not inherit SIG_IGN.
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*SHIELDED, STACKS_SIGNAL})
 
 
 def move_imports(old: str, new: str) -> None:
@@ -306,6 +323,8 @@ def call_entry(request: StartRequest) -> int:
         getattr(importlib.import_module(module), function)(request.args)
     except SystemExit as end:
         return exit_code(end)
+    except KeyboardInterrupt:
+        return -signal.SIGINT
     except BaseException:
         traceback.print_exc()
         return 1

@@ -5,11 +5,13 @@ import builtins
 import ctypes
 import functools
 import gc
+import importlib
 import importlib.machinery
 import io
 import os
 import random
 import runpy
+import signal
 import sys
 import threading
 import time
@@ -20,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from itertools import cycle
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
-from typing import Any, ParamSpec
+from typing import Any, NoReturn, ParamSpec
 
 import msgspec
 import torch
@@ -52,6 +54,7 @@ from gpurun.launcher.worker.base.failure import record_failure
 from gpurun.launcher.worker.base.process_group import await_port, stay_on_this_machine
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.profiling import StepCapture, StepTracer, open_block
+from gpurun.launcher.worker.program.import_time import Beginning, HiddenTorch
 from gpurun.launcher.worker.program.own_profilers import OwnProfilers
 from gpurun.launcher.worker.program.step_rules import Classifier, KeptSteps, StepBoundary
 
@@ -352,9 +355,23 @@ class ProgramRank:
     pid: int
     has_had_group: Callable[[], bool]
     """Whether the program has made a process group."""
+    torch: HiddenTorch | None = None
+    """torch until the program imports it; `None`: it was imported with the program's own variables."""
+    set_before: Sequence[str] = ()
+    """Those variables."""
 
     def execute(self) -> int:
         """Runs the program to its end, whatever that is; the exit code."""
+        if self.torch is not None:
+            self.torch.hide()
+        try:
+            return self.run_program()
+        finally:
+            if self.torch is not None:
+                self.torch.show()
+
+    def run_program(self) -> int:
+        """Runs the program as Python does; the exit code."""
         try:
             if self.config.module is not None:
                 run_module(self.config.module, self.config.args)
@@ -371,6 +388,9 @@ class ProgramRank:
         error = error.with_traceback(users_frames(error))
         if isinstance(error, SystemExit) and error.code in (None, 0):
             return 0
+        if isinstance(error, KeyboardInterrupt):
+            sys.excepthook(type(error), error, error.__traceback__)
+            return -signal.SIGINT
         try:
             record_failure(self.run, self.config.launch, self.rank, self.config.variant, "run", error)
         except MachineError as unwritable:
@@ -404,6 +424,11 @@ class ProgramRank:
             warnings.append(NO_GROUP)
         if steps.num_skipped:
             warnings.append(f"the GradScaler skipped {steps.num_skipped} of {steps.count} steps (not timed)")
+        if self.set_before:
+            warnings.append(
+                f"the program sets {listed(self.set_before)} before it imports torch, so each rank began "
+                "anew, and imported torch with that: starting takes as long as under torchrun"
+            )
         code = code_hashes(self.config.job_dir)
         untimed = (
             only_warmup_text(steps.count, self.config.warmup) if steps.count > steps.num_timed == 0 else None
@@ -418,13 +443,18 @@ def own_traces_text(paths: Sequence[str]) -> str:
     return f"the program's own profiler ran{where}"
 
 
-def main(argv: Sequence[str]) -> None:
-    """Runs rank `argv[1]` of the launch described in the file `argv[0]`; never returns."""
+def main(argv: Sequence[str], set_before: Sequence[str] = ()) -> NoReturn:
+    """Runs rank `argv[1]` of the launch described in the file `argv[0]`; never returns.
+
+    Args:
+        set_before: variables that the program sets before it imports torch, which was imported with them.
+    """
     config, rank = read_json(Path(argv[0]), ProgramConfig), int(argv[1])
     run = RunDir(Path(config.run_dir))
     join_launch(config, run)
     config = with_own_directory(config, run)
-    set_threads()
+    if not set_before:
+        set_threads()
     seed(config.seed)
     capture = StepCapture(run, config.launch, rank, open_block(run, config.launch, rank))
     recorder = StepRecorder(config, rank, run, tracer=tracer_for(config, rank, run), capture=capture)
@@ -432,8 +462,12 @@ def main(argv: Sequence[str]) -> None:
     # DataLoader workers and other children aren't ranks; what they write would corrupt the rank's records.
     os.register_at_fork(after_in_child=recorder.abandon)
     has_had_group = keep_groups_alive()
+    report_other_stores()
     recorder.report_progress()
-    program = ProgramRank(config, rank, run, recorder, os.getpid(), has_had_group)
+    beginning = Beginning(tuple(argv), str(run.control(config.launch)))
+    torch_as_is = None if set_before else HiddenTorch(beginning.begin_anew_if_changed)
+    pid = os.getpid()
+    program = ProgramRank(config, rank, run, recorder, pid, has_had_group, torch_as_is, set_before)
     code = program.execute()
     hooks.close()
     try:
@@ -526,6 +560,27 @@ def keep_groups_alive() -> Callable[[], bool]:
     for module in (distributed_c10d, torch.distributed):
         module.destroy_process_group = destroy_process_group  # type: ignore[attr-defined]
     return lambda: bool(kept) or distributed_c10d.is_initialized()
+
+
+def report_other_stores() -> None:
+    """Reports where the rank waits for the others if the program has set another address than the launch's.
+
+    Nothing listens there: the environment tells torch that the launcher has a store. Source:
+    torch/distributed/rendezvous.py, `_create_c10d_store`.
+    """
+    module: Any = importlib.import_module("torch.distributed.rendezvous")  # a function has its name
+    original, own = module._create_c10d_store, os.environ["MASTER_PORT"]
+
+    @functools.wraps(original)
+    def create(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
+        if str(port) != own and module._torchelastic_use_agent_store():
+            print_to_log(
+                f"gpurun: this rank waits at {hostname}:{port} for the others, and nothing listens there: "
+                f"their store is at port {own}; leave MASTER_ADDR and MASTER_PORT as they are"
+            )
+        return original(hostname, port, *args, **kwargs)
+
+    module._create_c10d_store = create
 
 
 def watch_skipped_steps(recorder: StepRecorder) -> Callable[[], None]:

@@ -70,6 +70,12 @@ def test_a_prefix_has_the_ranks_colour_or_there_is_no_colour_at_all() -> None:
     assert clean("\x1b[31mred") == "\x1b[31mred"
 
 
+def test_a_line_of_the_profiler_behind_a_progress_bar_does_not_interrupt_it() -> None:
+    reader = LineReader()
+    said = b"\r 50%USDT:2026-11-24 19:58:01 4021:4038 Profiler.cpp:9] started\n\r 60%\n"
+    assert [*reader.feed(said[:20]), *reader.feed(said[20:])] == [" 60%"]
+
+
 KINETO = "2026-11-24 19:58:01 4021:4038 DeviceProperties.cpp:56] gpuGetDeviceCount failed with code"
 
 

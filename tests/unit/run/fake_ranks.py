@@ -8,7 +8,7 @@ from pathlib import Path
 from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.processes.pool import RankPool
-from gpurun.launcher.processes.protocol import Exit, StartRequest
+from gpurun.launcher.processes.protocol import TERMINATE, Exit, StartRequest
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, write_json
 from gpurun.launcher.rundir.records import Event, FailureRecord
 
@@ -141,7 +141,10 @@ class FakeRanks:
     def steps_elsewhere(self) -> Steps:
         return self.steps
 
-    def stop(self, grace_s: float) -> None:
+    def has_settled(self, say: Callable[[str], None]) -> bool:
+        return True
+
+    def stop(self, grace_s: float, signals: tuple[int, ...] = TERMINATE) -> None:
         self.log.append(f"stop {self.name}")
         if self.breaks_stop:
             raise self.breaks_stop

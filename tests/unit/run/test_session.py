@@ -403,7 +403,7 @@ def test_a_rank_that_leaves_early_is_waited_for_no_longer_than_seconds(
 
 def test_a_program_that_saves_and_leaves_when_it_is_late_is_not_done(tmp_path: Path) -> None:
     case = Case(tmp_path, "script: train.py\ntimeout: 20\n", [[]])
-    case.ranks.stop = lambda grace_s: case.ranks._exits.extend(e for _, e in exits(0, 0))  # type: ignore[method-assign]
+    case.ranks.stop = lambda *_: case.ranks._exits.extend(e for _, e in exits(0, 0))  # type: ignore[method-assign]
     assert case.done().statuses() == ["timeout"]
     assert [event.stage for event in case.run.read_events("01-script-2")] == ["start"]
 

@@ -1,0 +1,416 @@
+"""What programs do that torchrun's users rely on: they can't tell the difference."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gpurun.launcher.machine.process_tree import is_alive
+from tests import forkserver
+from tests.integration.command import Result, gpurun, write
+
+STEPS = """
+    import os, signal, subprocess, sys, time
+    import torch
+    import torch.distributed as dist
+
+    def trained(steps, pause_s=0.0):
+        model = torch.nn.Linear(8, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for _ in range(steps):
+            model(torch.randn(4, 8)).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            time.sleep(pause_s)
+        return model
+"""
+ONE = ("--devices", "cpu:1", "--out", "run")
+TWO = ("--devices", "cpu:2", "--out", "run")
+
+
+def details(result: Result) -> str:
+    return gpurun(result.directory, "report", "run", "--details").ended(0).out
+
+
+def log(directory: Path, rank: int = 0) -> str:
+    """What a rank has written, without the lines of torch's profiler."""
+    (path,) = (directory / "run" / "launches").glob(f"*/log/rank{rank}.log")
+    lines = path.read_text().splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("USDT:"))
+
+
+VARIABLES = """
+    import os, sys
+    print("begins with", os.environ.get("OMP_NUM_THREADS"))
+    os.environ["OMP_NUM_THREADS"] = "2"
+    os.environ["TORCH_LOGS"] = "recompiles"
+    os.environ.setdefault("NEW_PATHS", "")
+    os.environ["NEW_PATHS"] += ":one"
+    os.environ["WANDB_MODE"] = "offline"
+    {imports}
+    import torch
+    import torch._logging._internal as logging
+
+    print("threads", torch.get_num_threads(), sorted(logging.log_state.artifact_names))
+    print("paths", os.environ["NEW_PATHS"], sys.argv[1:])
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(40):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("imports", ["", "from torch.nn import Linear", "import numpy"])
+def test_variables_that_are_set_before_torch_is_imported_are_obeyed(tmp_path: Path, imports: str) -> None:
+    write(tmp_path, "train.py", VARIABLES.replace("{imports}", imports))
+    result = gpurun(tmp_path, "run", "train.py", *TWO, "--", "--epochs", "1").ended(0)
+    for rank in range(2):
+        lines = log(tmp_path, rank).splitlines()
+        assert lines[-2:] == ["threads 2 ['recompiles']", "paths :one ['--epochs', '1']"]
+        assert len([line for line in lines if line.startswith("begins")]) == 2
+    said = "sets NEW_PATHS, OMP_NUM_THREADS and TORCH_LOGS before it imports torch"
+    assert said in " ".join(details(result).split())
+    assert result.variant("script-2")["step_ms"] is not None
+    assert "rank0.pt.trace.json.gz" in str(result.variant("script-2")["ranks"])
+
+
+def test_a_rank_whose_variables_are_read_later_begins_once(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "train.py",
+        """
+        import os
+        print("begins")
+        os.environ["MASTER_PORT"] = os.environ["MASTER_PORT"]
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        import importlib.util
+        assert importlib.util.find_spec("torch").submodule_search_locations
+        import torch.nn.functional as F
+        import torch
+        assert torch.__spec__.origin == torch.__file__
+        print(F.relu(torch.ones(1)))
+        """,
+    )
+    gpurun(tmp_path, "run", "train.py", *ONE).ended(0)
+    assert log(tmp_path).splitlines() == ["begins", "tensor([1.])"]
+
+
+UPLOAD = (
+    STEPS
+    + """
+    trained(40)
+    how = {"start_new_session": True} if sys.argv[1] == "detached" else {}
+    command = ["nohup", "sleep", sys.argv[2]] if sys.argv[1] == "nohup" else ["sleep", sys.argv[2]]
+    child = subprocess.Popen(command, **how)
+    open("pid", "w").write(str(child.pid))
+"""
+)
+
+
+@pytest.mark.parametrize("how", ["detached", "nohup"])
+def test_a_process_that_has_left_its_rank_goes_on_after_the_end(
+    tmp_path: Path, how: str, all_gone: Callable[[list[int]], list[int]]
+) -> None:
+    write(tmp_path, "train.py", UPLOAD)
+    result = gpurun(tmp_path, "run", "train.py", *ONE, "--", how, "100").ended(0)
+    pid = int((tmp_path / "pid").read_text())
+    try:
+        assert is_alive(pid)
+        assert f"process {pid} (`sleep 100`) goes on" in result.err
+    finally:
+        os.kill(pid, signal.SIGKILL)
+    assert all_gone([pid]) == []
+
+
+def test_a_process_that_a_rank_has_left_is_waited_for(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", UPLOAD)
+    result = gpurun(tmp_path, "run", "train.py", *ONE, "--", "attached", "2").ended(0)
+    pid = int((tmp_path / "pid").read_text())
+    assert not is_alive(pid)
+    assert f"waiting for process {pid} (`sleep 2`), which the program has left; Ctrl-C ends it" in result.err
+
+
+@pytest.mark.parametrize("how", ["detached", "attached"])
+def test_ci_can_have_such_processes_ended(
+    tmp_path: Path, how: str, all_gone: Callable[[list[int]], list[int]]
+) -> None:
+    write(tmp_path, "train.py", UPLOAD)
+    gpurun(tmp_path, "run", "train.py", *ONE, "--set", "leftover=stop", "--", how, "100").ended(0)
+    assert all_gone([int((tmp_path / "pid").read_text())]) == []
+
+
+@contextmanager
+def training(directory: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
+    """`gpurun run train.py` in the background, once each rank has written `ready`."""
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    argv = ("gpurun", "run", "train.py", *args)
+    with forkserver.start(*argv, cwd=directory, stdout=pipe, stderr=pipe, stdin=null) as process:
+        deadline = time.monotonic() + 60
+        while len([*directory.glob("ready*")]) < 2:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+SAVES = (
+    STEPS
+    + """
+    rank = os.environ["RANK"]
+    open(f"ready{rank}", "w").close()
+    try:
+        trained(10000, 0.01)
+    except KeyboardInterrupt:
+        print("ended early", flush=True)
+    finally:
+        open(f"saved{rank}", "w").close()
+"""
+)
+
+
+def test_ctrl_c_is_a_keyboard_interrupt_in_the_program(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", SAVES)
+    with training(tmp_path, *TWO) as process:
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate()
+    assert process.returncode == 130
+    assert "Ctrl-C: the ranks end and may save; they are killed after 30 s" in err
+    assert err.count("ended early") == 2
+    assert {path.name for path in tmp_path.glob("saved*")} == {"saved0", "saved1"}
+
+
+DEAF = (
+    STEPS
+    + """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: open("asked" + os.environ["RANK"], "w").close())
+    open("ready" + os.environ["RANK"], "w").close()
+    trained(100000, 0.01)
+"""
+)
+
+
+def test_ranks_that_do_not_end_in_time_are_killed_and_named(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", DEAF)
+    with training(tmp_path, *TWO, "--set", "grace=1s") as process:
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate()
+    said = "ranks 0, 1 of 01-script-2 were killed, since 1.0 s were not enough to end (`grace`)"
+    assert said in err
+    assert said[1:] in " ".join(gpurun(tmp_path, "report", "run", "--details").out.split())
+    assert {path.name for path in tmp_path.glob("asked*")} == {"asked0", "asked1"}
+
+
+SPAWNS = """
+    import os, time
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class Data(Dataset):
+        def __len__(self):
+            return 100000
+
+        def __getitem__(self, index):
+            time.sleep(0.005)
+            return torch.ones(1000)
+
+    if __name__ == "__main__":
+        model = torch.nn.Linear(1000, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+        for batch in DataLoader(Data(), 4, num_workers=1, multiprocessing_context="spawn"):
+            model(batch).mean().backward()
+            optimizer.step()
+            open("ready" + os.environ["RANK"], "w").close()
+"""
+
+
+def test_nothing_is_left_in_shared_memory(tmp_path: Path) -> None:
+    """The trackers of workers end by themselves, once all others have ended."""
+    write(tmp_path, "train.py", SPAWNS)
+    before = set(os.listdir("/dev/shm"))
+    with training(tmp_path, *TWO) as process:
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
+    assert process.returncode == 130
+    assert set(os.listdir("/dev/shm")) - before == set()
+
+
+MARKS = (
+    STEPS
+    + """
+    from torch.profiler import ProfilerActivity, profile
+
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    ended = profile(activities=[ProfilerActivity.CPU])
+    for _ in range(60):
+        model(torch.randn(4, 8)).mean().backward()
+        optimizer.step()
+        time.sleep(0.005)
+        with torch.profiler.record_function("ProfilerStep#7"):
+            time.sleep(0.005)
+"""
+)
+
+
+def test_steps_are_those_of_our_marks(tmp_path: Path) -> None:
+    """A program may make such marks, too, at any time."""
+    write(tmp_path, "train.py", MARKS)
+    result = gpurun(tmp_path, "run", "train.py", *ONE).ended(0)
+    trace = result.variant("script-1")["ranks"][0]["trace"]
+    shown = gpurun(tmp_path, "trace", f"run/{trace}", "--json").json
+    assert [step["step"] for step in shown["ranks"][0]["steps"]] == [1, 2, 3]
+    assert all(step["span_us"] > 10_000 for step in shown["ranks"][0]["steps"])
+
+
+def test_nothing_but_the_program_is_shown(tmp_path: Path) -> None:
+    """torch's profiler announces itself, in the middle of a progress bar."""
+    bar = "\n    sys.stderr.write('half')\n    trained(40)\n    sys.stderr.write(' done')\n"
+    write(tmp_path, "train.py", STEPS + bar)
+    result = gpurun(tmp_path, "run", "train.py", *ONE).ended(0)
+    assert gpurun(tmp_path, "logs", "run").out == "[rank 0] half done\n"
+    assert "[rank 0] half done\n" in result.err
+
+
+LINE = (
+    STEPS
+    + """
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    trained(40)
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME")
+    print([os.environ[name] for name in names], total.item(), sys.argv[1:], __name__)
+    dist.destroy_process_group()
+    if "--fail" in sys.argv:
+        sys.exit(7)
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("train.py --epochs 1", 0),
+        ("train.py --fail", 1),
+        ("-m train --json", 0),
+    ],
+)
+def test_a_line_of_torchrun_does_the_same_with_gpurun_in_front(tmp_path: Path, words: str, code: int) -> None:
+    write(tmp_path, "train.py", LINE)
+    line = ["--standalone", "--nproc-per-node", "2", *words.split()]
+    theirs = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *line],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "TMPDIR": str(tmp_path)},
+        check=False,
+    )
+    ours = gpurun(tmp_path, "--out", "run", "torchrun", *line)
+    assert (theirs.returncode, ours.code) == (code, code), ours.err
+    logs = sorted((tmp_path / "run" / "launches").glob("*/log/rank*.log"))
+    printed = [line for path in logs for line in path.read_text().splitlines() if line.startswith("['")]
+    assert sorted(printed) == sorted(line for line in theirs.stdout.splitlines() if line.startswith("['"))
+    assert "--json" in ours.out or not ours.out.startswith("{")
+
+
+def test_restarts_of_a_line_are_counted_as_by_torchrun(tmp_path: Path) -> None:
+    fails = (
+        STEPS
+        + """
+    open("attempt" + os.environ["TORCHELASTIC_RESTART_COUNT"], "w").close()
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        raise RuntimeError("the first time")
+    """
+    )
+    write(tmp_path, "train.py", fails)
+    gpurun(tmp_path, "torchrun", "--max-restarts", "1", "train.py").ended(0)
+    assert sorted(path.name for path in tmp_path.glob("attempt*")) == ["attempt0", "attempt1"]
+
+
+def test_a_command_that_is_not_pythons_becomes_the_rank(tmp_path: Path) -> None:
+    write(tmp_path, "run.sh", "#!/bin/sh\ntouch $1$RANK\n").chmod(0o755)
+    gpurun(tmp_path, "torchrun", "--no-python", "--nproc-per-node", "2", "./run.sh", "made").ended(0)
+    assert sorted(path.name for path in tmp_path.glob("made*")) == ["made0", "made1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("torchrun --nnodes 1:2 train.py", "--nnodes 1:2 has no counterpart"),
+        (
+            "run torchrun --nproc-per-node 2 train.py --x 1",
+            "gpurun torchrun --nproc-per-node 2 train.py --x 1",
+        ),
+        ("run python -m torch.distributed.run --nproc 2 t.py", "gpurun torchrun --nproc 2 t.py"),
+        ("python -m torch.distributed.run --nproc 2 t.py", "gpurun torchrun --nproc 2 t.py"),
+        ("run accelerate launch --num_processes 2 t.py --x 1", "gpurun run t.py -- --x 1"),
+        ("accelerate launch t.py --x 1", "gpurun run t.py -- --x 1"),
+        ("run train.py --epochs 1", "gpurun run train.py -- --epochs 1"),
+    ],
+)
+def test_a_line_of_another_launcher_gets_the_one_to_write(tmp_path: Path, words: str, said: str) -> None:
+    assert said in gpurun(tmp_path, *words.split()).ended(2).err
+
+
+@pytest.mark.parametrize("name", ["torchrun", "explain", "help"])
+def test_a_job_file_with_the_name_of_a_command_is_run_by_job(tmp_path: Path, name: str) -> None:
+    write(tmp_path, name, "workload: no_such\ndevices: cpu:1\nglobal_batch: 4\n")
+    assert "no_such" in gpurun(tmp_path, "job", name).ended(2).err
+
+
+SLOW = {
+    "import": """
+        import time
+        import torch
+
+        def tokenize():
+            time.sleep(100)
+
+        tokenize()
+    """,
+    "port": """
+        import os
+        import torch.distributed as dist
+
+        os.environ["MASTER_PORT"] = "12355"
+        dist.init_process_group("gloo")
+    """,
+    "guard": """
+        import multiprocessing
+        import time
+        import torch
+
+        process = multiprocessing.get_context("spawn").Process(target=print)
+        if multiprocessing.current_process().name != "MainProcess":
+            time.sleep(100)  # the process that was started, which ran all of this
+        process.start()
+        process.join()
+    """,
+}
+WHY = {
+    "import": "train.py:5 in tokenize",
+    "port": "gpurun: this rank waits at 127.0.0.1:12355 for the others, and nothing listens there",
+    "guard": 'runs train.py from its beginning: put what that does below `if __name__ == "__main__":`',
+}
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_what_a_program_does_before_its_first_step_is_in_the_message(tmp_path: Path, name: str) -> None:
+    write(tmp_path, "train.py", SLOW[name])
+    hang = ("--hang-timeout", "6s", "--set", "grace=1s")
+    result = gpurun(tmp_path, "run", "train.py", *TWO, *hang).ended(4)
+    assert WHY[name] in " ".join(result.err.split())
+    assert (name == "guard") == ("by spawn" in result.err)
