@@ -1,8 +1,8 @@
 """Verdicts under other load: launches that were measured next to it, drawn again for thousands of jobs.
 
-`python -m benchmarks.verdicts.replay record DIRECTORY [--minutes M]` measures each program for M minutes per
-kind of load, and can be interrupted and repeated; `python -m benchmarks.verdicts.replay DIRECTORY [--runs N]`
-makes the table of what is there. The machine should have no other load while it records.
+`python -m benchmarks.verdicts.replay record` measures each program for ten minutes per kind of load, and can
+be interrupted and repeated: what `recorded/` has stays. `python -m benchmarks.verdicts.replay` makes the
+table of what is there. The machine should have no other load while it records.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -34,6 +35,7 @@ SEED = 20261127
 """Of the tables. Nothing was chosen by runs with it."""
 RUNS = 2000
 """Jobs that are drawn per cell."""
+RECORDED = Path(__file__).with_name("recorded")
 MINUTES = 10.0
 BUDGET_S = 180
 EFFECTS = (0, 10, 20, 40)
@@ -176,7 +178,7 @@ def read(directory: Path, name: str, load: str) -> Recorded | None:
 
 
 def file_of(directory: Path, name: str, load: str) -> Path:
-    return directory / f"{name} {load.replace(' %', '')}.json"
+    return directory / f"{name}-{load.replace(' %', '')}.json"
 
 
 def record_all(directory: Path, minutes: float) -> None:
@@ -189,7 +191,19 @@ def record_all(directory: Path, minutes: float) -> None:
         with other_load(LOADS[load]):
             found = measured(name, 60 * minutes)
         print(f"{path.name}: {len(found.launches)} launches, {found.launch_s:.1f} s each", flush=True)
-        path.write_bytes(msgspec.json.encode(found))
+        path.write_bytes(msgspec.json.encode(rounded(msgspec.to_builtins(found))) + b"\n")
+
+
+def rounded(value: Any) -> Any:
+    """Plain data with numbers of five decimals: a logarithm is then right to 0.001 %."""
+    match value:
+        case float():
+            return round(value, 5)
+        case dict():
+            return {name: rounded(each) for name, each in value.items()}
+        case list() | tuple():
+            return [rounded(each) for each in value]
+    return value
 
 
 @contextmanager
@@ -254,12 +268,12 @@ def load_in(measured: MeasuredVariant, key: RoundKey) -> float | None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("words", nargs="+", metavar="[record] DIRECTORY")
+    parser.add_argument("what", nargs="?", choices=["record"])
+    parser.add_argument("--directory", type=Path, default=RECORDED)
     parser.add_argument("--minutes", type=float, default=MINUTES)
     parser.add_argument("--runs", type=int, default=RUNS)
     given = parser.parse_args()
-    where = Path(given.words[-1])
-    if given.words[0] == "record":
-        record_all(where, given.minutes)
+    if given.what == "record":
+        record_all(given.directory, given.minutes)
     else:
-        main(where, given.runs)
+        main(given.directory, given.runs)
