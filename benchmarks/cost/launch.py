@@ -60,6 +60,51 @@ def build(directory):
 )
 
 
+ALL_REDUCE = """
+import os, torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+os._exit(0)  # in destructors, threads of gloo abort now and then
+"""
+TRAINS = """
+import os, torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
+optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+for _ in range(3):
+    model(torch.randn(4, 8)).mean().backward()
+    optimizer.step()
+os._exit(0)  # in destructors, threads of gloo abort now and then
+"""
+WHOLE = {
+    "one all_reduce": (ALL_REDUCE, "0.20"),
+    "DDP and an optimizer": (TRAINS, "0.25"),
+    "sets a variable, then one all_reduce": (
+        f'import os\nos.environ["OMP_NUM_THREADS"] = "2"\n{ALL_REDUCE}',
+        "1",
+    ),
+}
+"""Programs, and the goal for the ratio of their times."""
+RANKS = 8
+
+
+def whole(runs: int) -> str:
+    """The table of whole commands with eight ranks."""
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        for program, (text, goal) in WHOLE.items():
+            (directory / "script.py").write_text(text)
+            argvs = {key: commands(RANKS)[key] for key in ("script", "torchrun")}
+            turns = {key: partial(wall_s, argv, directory) for key, argv in argvs.items()}
+            found = in_turn(turns, runs)
+            seconds = [f"{statistics.median(values):.2f}" for values in found.values()]
+            rows.append([program, *seconds, f"{ratio(found['script'], found['torchrun']):.2f}", goal])
+    return table(["program", "gpurun s", "torchrun s", "ratio", "at most"], rows)
+
+
 def job(ranks: int, directory: Path) -> str:
     return f"""
 workload: ready.py:build
@@ -137,7 +182,10 @@ def main(counts: tuple[int, ...] = (1, 2, 4, 8, 16), runs: int = 3) -> None:
         "From the command to the moment when all gloo ranks have done one all_reduce "
         "(a workload on 1 rank: its first tensor): gpurun with a workload and with a script, torchrun and "
         f"`accelerate launch` with the same script. Medians of {runs} runs in turn; the ratios are ours to "
-        "torchrun's, medians of neighbouring runs.\n\n" + table(header, rows),
+        "torchrun's, medians of neighbouring runs.\n\n"
+        + table(header, rows)
+        + f"\n\nWhole commands with {RANKS} ranks:\n\n"
+        + whole(runs),
     )
 
 

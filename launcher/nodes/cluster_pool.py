@@ -152,10 +152,10 @@ class ClusterPool:
             self._link.send(node, StartRanks(*what, env=self._env))
         self._local.start(by_node.get(0, []))
 
-    def preload(self, modules: Sequence[str]) -> None:
+    def preload(self, modules: Sequence[str], if_harmless: bool = False) -> None:
         """Makes the servers of all nodes import modules for later launches."""
-        self._local.preload(modules)
-        self._send_all(self._others, PreloadModules(tuple(modules)))
+        self._local.preload(modules, if_harmless)
+        self._send_all(self._others, PreloadModules(tuple(modules), if_harmless))
 
     def notify(self, text: str) -> None:
         """Shows a message to the users of the other nodes as well."""

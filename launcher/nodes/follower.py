@@ -141,7 +141,7 @@ class Follower:
         if isinstance(message, LogText):
             self.say(message.text)
         elif isinstance(message, PreloadModules):
-            self.pool.preload(message.modules)
+            self.pool.preload(message.modules, message.if_harmless)
         elif isinstance(message, StartRanks):
             self.launch(message)
         elif isinstance(message, Port):

@@ -111,6 +111,7 @@ class PreloadModules(msgspec.Struct, frozen=True, tag=True):
     """Import these modules for the ranks of later launches."""
 
     modules: tuple[str, ...]
+    if_harmless: bool = False
 
 
 class SnapshotRequest(msgspec.Struct, frozen=True, tag=True):

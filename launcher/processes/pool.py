@@ -142,15 +142,18 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
             self._requested.add(process.rank)
             self._send(structs.replace(process, env=revealed(process.env, self._secrets)))
 
-    def preload(self, modules: Sequence[str]) -> None:
+    def preload(self, modules: Sequence[str], if_harmless: bool = False) -> None:
         """Makes the server import modules for ranks that are started later; returns at once.
+
+        Args:
+            if_harmless: only those packages whose import leaves nothing else behind.
 
         Raises:
             MachineError: the server or the supervisor has ended.
         """
         if self._server is None:
             self._start_server()
-        self._send(Preload(tuple(modules)))
+        self._send(Preload(tuple(modules), if_harmless))
 
     def pids(self) -> dict[int, int]:
         """Process ids of the ranks that are known to be running."""
@@ -434,7 +437,7 @@ class RankPool(Protocol):
     def start(self, processes: Sequence[StartRequest]) -> None:
         """Starts the ranks of one launch; returns at once."""
 
-    def preload(self, modules: Sequence[str]) -> None:
+    def preload(self, modules: Sequence[str], if_harmless: bool = False) -> None:
         """Imports modules for ranks that are started later; returns at once."""
 
     def poll(self, timeout_s: float) -> list[Exit]:

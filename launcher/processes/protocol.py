@@ -63,6 +63,8 @@ class Preload(msgspec.Struct, frozen=True, tag=True):
     """Import these modules before the next rank is started."""
 
     modules: tuple[str, ...]
+    if_harmless: bool = False
+    """Whether only those that leave no trace in the process but modules."""
 
 
 class StartRequest(msgspec.Struct, frozen=True, tag=True):

@@ -45,6 +45,7 @@ from gpurun.launcher.rundir.files import (
 )
 from gpurun.launcher.rundir.paths import num_bytes
 from gpurun.launcher.rundir.records import Event, Stage
+from gpurun.launcher.rundir.remembered import remembered
 
 OPTIMIZES = re.compile(rb"DistributedDataParallel|optim|Trainer|lightning|accelerate|compile")
 """What a program contains that imports `torch._dynamo`."""
@@ -73,6 +74,17 @@ class Starter:
             return OPTIMIZES.search((self.code_dir(launch) / program.script).read_bytes()) is not None
         except OSError:
             return False  # the rank will report that
+
+    def packages(self, launch: Launch) -> tuple[str, ...]:
+        """Modules that an earlier run of the program has imported, where ranks gain by sharing the import."""
+        program = program_of(self.plan, launch)
+        here = sum(process.node == 0 for process in launch.processes)
+        if program is None or program.script is None:
+            return ()
+        if here <= self.machine.cpu_cores and len(self.plan.launches) == 1:
+            return ()
+        _, python = self.plan.environment(program.id)
+        return remembered(str(self.code_dir(launch) / program.script), python)
 
     def code_dir(self, launch: Launch) -> Path:
         """The directory from which the job's file names start: in the version that the launch runs."""
@@ -255,6 +267,8 @@ class RunningAttempt:
         self.relay.follow(self.own_logs())
         if preloads == "before":
             self.ranks.preload(OPTIMIZING)
+        if packages := self.starter.packages(self.launch):
+            self.ranks.preload(packages, if_harmless=True)
         self.ranks.start(requests)
         if preloads == "after":
             self.ranks.preload(OPTIMIZING)

@@ -46,6 +46,7 @@ from gpurun.launcher.processes.protocol import (
 )
 from gpurun.launcher.rundir.control import STACKS_SIGNAL, ControlDir, make_directory, socket_name, stacks_name
 from gpurun.launcher.worker.base.exit import exit_code, finish, print_to_log
+from gpurun.launcher.worker.base.preload import preload_packages
 
 ASK_THE_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
@@ -97,7 +98,10 @@ class ForkServer:
 
     def _handle(self, request: Request) -> None:
         if isinstance(request, Preload):
-            self._preload(request.modules)
+            if request.if_harmless:
+                preload_packages(request.modules)
+            else:
+                self._preload(request.modules)
         elif isinstance(request, StartRequest):
             self._import_entry(request.entry)
             self._fork(request)

@@ -5,14 +5,14 @@ TORCH_LOGS (torch/_logging/_internal.py), TORCH_DISTRIBUTED_DEBUG (torch/distrib
 PYTORCH_JIT (torch/jit/_state.py), TORCHDYNAMO_* and TORCHINDUCTOR_* (torch/_dynamo/config.py,
 torch/_inductor/config.py). So a rank begins anew, once, if the environment has changed until the program
 imports torch: a new interpreter imports it with these variables, and then runs the program from its
-beginning. What the program did before is done twice.
+beginning. What the program did before is done twice. Likewise of packages that were imported for all ranks.
 """
 
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -41,58 +41,68 @@ READ_LATER = (
 """Beginnings of variables that nothing reads when torch is imported."""
 ANEW = "gpurun.launcher.worker.entry.anew"
 """The module with which a rank goes on."""
-_NAME = "torch"
+TORCH = "torch"
 
 
-def changed(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
-    """The variables that differ, but those that torch's import doesn't read, in alphabetical order."""
+def changed(
+    before: Mapping[str, str], now: Mapping[str, str], but: tuple[str, ...] = READ_LATER
+) -> tuple[str, ...]:
+    """The variables that differ, but those that begin with one of `but`, in alphabetical order."""
     names = sorted(before.keys() | now.keys())
-    return tuple(
-        name for name in names if before.get(name) != now.get(name) and not name.startswith(READ_LATER)
-    )
+    return tuple(name for name in names if before.get(name) != now.get(name) and not name.startswith(but))
 
 
 @dataclass(eq=False)
-class HiddenTorch(MetaPathFinder, Loader):
-    """torch as it is before its import, from `hide` until the program imports it."""
+class HiddenPackages(MetaPathFinder, Loader):
+    """Packages as they are before their import, each from `hide` until the program imports it."""
 
-    on_import: Callable[[], None]
-    """Called then, before the program has it."""
-    _modules: dict[str, ModuleType] = field(default_factory=dict)
-    _spec: ModuleSpec | None = None
+    on_import: Callable[[str], None]
+    """Called with its name then, before the program has it."""
+    _hidden: dict[str, dict[str, ModuleType]] = field(default_factory=dict)
+    """The modules of each package, by their names."""
+    _specs: dict[str, ModuleSpec | None] = field(default_factory=dict)
 
-    def hide(self) -> None:
-        """Hides the package and all of its modules."""
-        self._modules = {name: each for name, each in sys.modules.items() if name.split(".")[0] == _NAME}
-        for name in self._modules:
-            del sys.modules[name]
+    def hide(self, packages: Collection[str]) -> None:
+        """Hides these packages and all of their modules."""
+        for name, module in list(sys.modules.items()):
+            if (package := name.partition(".")[0]) in packages and package in sys.modules:
+                self._hidden.setdefault(package, {})[name] = module
+        for modules in self._hidden.values():
+            for name in modules:
+                del sys.modules[name]
         sys.meta_path.insert(0, self)
 
-    def show(self) -> None:
-        """Undoes that; does nothing the second time."""
+    def show(self, package: str) -> None:
+        """Undoes that for one of them; does nothing the second time."""
+        sys.modules.update(self._hidden.pop(package, {}))
+
+    def show_all(self) -> None:
+        """Undoes all of it."""
+        for package in list(self._hidden):
+            self.show(package)
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-            sys.modules.update(self._modules)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Finds the package; not every caller imports it, some only ask whether there is one."""
-        if name != _NAME or (found := self._modules[_NAME].__spec__) is None:
+        """Finds a package; not every caller imports it, some only ask whether there is one."""
+        if name not in self._hidden or (found := self._hidden[name][name].__spec__) is None:
             return None
-        spec = ModuleSpec(name, self, origin=found.origin, is_package=True)
+        spec = ModuleSpec(name, self, origin=found.origin)
         spec.submodule_search_locations = found.submodule_search_locations
-        spec.has_location = True
+        spec.has_location = found.has_location
         return spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """The package as it is."""
-        self.on_import()
-        self._spec = self._modules[_NAME].__spec__  # importlib replaces it
-        return self._modules[_NAME]
+        self.on_import(spec.name)
+        module = self._hidden[spec.name][spec.name]
+        self._specs[spec.name] = module.__spec__  # importlib replaces it
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         """Nothing is left to do but what importlib expects."""
-        module.__spec__ = self._spec
-        self.show()
+        module.__spec__ = self._specs.pop(module.__name__)
+        self.show(module.__name__)
 
 
 @dataclass(frozen=True)
@@ -107,9 +117,13 @@ class Beginning:
     env: dict[str, str] = field(default_factory=lambda: dict(os.environ))
     pid: int = field(default_factory=os.getpid)
 
-    def begin_anew_if_changed(self) -> None:
-        """Replaces the rank by a new one, which imports torch in the environment of this moment."""
-        names = changed(self.env, os.environ)
+    def begin_anew_if_changed(self, package: str) -> None:
+        """Replaces the rank by a new one, which imports torch in the environment of this moment.
+
+        Args:
+            package: that the program imports now. What torch's import reads is known.
+        """
+        names = changed(self.env, os.environ, READ_LATER if package == TORCH else ())
         if not names or os.getpid() != self.pid:
             return
         state = os.memfd_create("gpurun-anew", 0)  # 0: it stays open in the new interpreter

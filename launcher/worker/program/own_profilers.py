@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -35,6 +36,8 @@ class OwnProfilers:
     traces: list[str] = field(default_factory=list)
     """The files that `export_chrome_trace` was asked for, as `tensorboard_trace_handler` does, too."""
     _active: set[int] = field(default_factory=set)
+    _inside: threading.local = field(default_factory=threading.local)
+    """Whether this thread is in an export."""
 
     def are_in_use(self) -> bool:
         """Whether one records, or may at any time by its schedule."""
@@ -46,7 +49,8 @@ class OwnProfilers:
         for owner, begin, end in BEGINS:
             hooks.callback(_wrapped(owner, begin, before=self._begins))
             hooks.callback(_wrapped(owner, end, after=self._ends))
-        hooks.callback(_wrapped(_KinetoProfile, "export_chrome_trace", before=self._exports))
+        for owner in (_KinetoProfile, autograd_profile):
+            hooks.callback(self._watch_exports(owner))
         return hooks
 
     def _begins(self, profiler: object, *_: object) -> None:
@@ -60,8 +64,24 @@ class OwnProfilers:
     def _ends(self, profiler: object, *_: object) -> None:
         self._active.discard(id(profiler))
 
-    def _exports(self, _: object, path: object, *__: object) -> None:
-        self.traces.append(str(path))
+    def _watch_exports(self, owner: Any) -> Callable[[], None]:
+        """Notices where profilers of this class write; one of the first has one of the second for that."""
+        original = owner.export_chrome_trace
+
+        @functools.wraps(original)
+        def export(profiler: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+            if getattr(self._inside, "is_exporting", False):
+                return original(profiler, path, *args, **kwargs)
+            if not isinstance(profiler, CallProfile):
+                self.traces.append(str(path))
+            self._inside.is_exporting = True
+            try:
+                return original(profiler, path, *args, **kwargs)
+            finally:
+                self._inside.is_exporting = False
+
+        owner.export_chrome_trace = export
+        return lambda: setattr(owner, "export_chrome_trace", original)
 
 
 def _wrapped(

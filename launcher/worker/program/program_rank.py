@@ -45,16 +45,18 @@ from gpurun.launcher.rundir.records import (
     StepRecord,
     VariantFacts,
 )
+from gpurun.launcher.rundir.remembered import remember
 from gpurun.launcher.stats.schedule import only_warmup_text
 from gpurun.launcher.units import listed
 from gpurun.launcher.worker.accelerators.clock import Stamps
 from gpurun.launcher.worker.accelerators.runtime import runtime_of, used_runtime
 from gpurun.launcher.worker.base.exit import exit_code, finish, print_to_log
 from gpurun.launcher.worker.base.failure import record_failure
+from gpurun.launcher.worker.base.preload import PRELOADED
 from gpurun.launcher.worker.base.process_group import await_port, stay_on_this_machine
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.profiling import StepCapture, StepTracer, open_block
-from gpurun.launcher.worker.program.import_time import Beginning, HiddenTorch
+from gpurun.launcher.worker.program.import_time import TORCH, Beginning, HiddenPackages
 from gpurun.launcher.worker.program.own_profilers import OwnProfilers
 from gpurun.launcher.worker.program.step_rules import Classifier, KeptSteps, StepBoundary
 
@@ -355,20 +357,31 @@ class ProgramRank:
     pid: int
     has_had_group: Callable[[], bool]
     """Whether the program has made a process group."""
-    torch: HiddenTorch | None = None
-    """torch until the program imports it; `None`: it was imported with the program's own variables."""
+    beginning: Beginning | None = None
+    """`None`: torch was imported with the program's own variables."""
     set_before: Sequence[str] = ()
     """Those variables."""
 
     def execute(self) -> int:
         """Runs the program to its end, whatever that is; the exit code."""
-        if self.torch is not None:
-            self.torch.hide()
+        hidden = HiddenPackages(self.note_import)
+        before = {name for name in sys.modules if name.partition(".")[0] not in PRELOADED}
+        hidden.hide({TORCH, *PRELOADED})
         try:
-            return self.run_program()
+            code = self.run_program()
+            imported = [name for name in sys.modules if name not in before]
         finally:
-            if self.torch is not None:
-                self.torch.show()
+            hidden.show_all()
+        script, is_first = self.config.script, self.rank == 0 and os.getpid() == self.pid
+        if code == 0 and is_first and script is not None and self.beginning is not None:
+            remember(script, imported, self.beginning.env)
+        return code
+
+    def note_import(self, package: str) -> None:
+        """The program imports a package that was hidden; when it has begun to train, that changes nothing."""
+        has_begun = self.recorder.calls > 0 or distributed_c10d.is_initialized()
+        if self.beginning is not None and not has_begun:
+            self.beginning.begin_anew_if_changed(package)
 
     def run_program(self) -> int:
         """Runs the program as Python does; the exit code."""
@@ -426,8 +439,8 @@ class ProgramRank:
             warnings.append(f"the GradScaler skipped {steps.num_skipped} of {steps.count} steps (not timed)")
         if self.set_before:
             warnings.append(
-                f"the program sets {listed(self.set_before)} before it imports torch, so each rank began "
-                "anew, and imported torch with that: starting takes as long as under torchrun"
+                f"the program sets {listed(self.set_before)} before imports that may read it, so each rank "
+                "began anew, and imported torch with that: starting takes as long as under torchrun"
             )
         code = code_hashes(self.config.job_dir)
         untimed = (
@@ -464,10 +477,9 @@ def main(argv: Sequence[str], set_before: Sequence[str] = ()) -> NoReturn:
     has_had_group = keep_groups_alive()
     report_other_stores()
     recorder.report_progress()
-    beginning = Beginning(tuple(argv), str(run.control(config.launch)))
-    torch_as_is = None if set_before else HiddenTorch(beginning.begin_anew_if_changed)
+    beginning = None if set_before else Beginning(tuple(argv), str(run.control(config.launch)))
     pid = os.getpid()
-    program = ProgramRank(config, rank, run, recorder, pid, has_had_group, torch_as_is, set_before)
+    program = ProgramRank(config, rank, run, recorder, pid, has_had_group, beginning, set_before)
     code = program.execute()
     hooks.close()
     try:

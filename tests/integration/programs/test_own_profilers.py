@@ -33,6 +33,9 @@ PROGRAM = """
             for _ in range(60):
                 step()
         assert mode == "disabled" or "aten::addmm" in profiler.key_averages().table()
+        if mode == "autograd":
+            os.mkdir(place)
+            profiler.export_chrome_trace(os.path.join(place, "trace.json"))
     else:
         for _ in range({"late": 31, "after": 50}.get(mode, 0)):
             step()
@@ -55,7 +58,7 @@ TRACES = {
     "late": 1,
     "ended": 1,
     "after": 1,
-    "autograd": 0,
+    "autograd": 1,
     "disabled": 0,
 }
 """How many traces each program writes by itself, as it does under Python alone."""

@@ -91,6 +91,7 @@ IMPORTED_BY_VARIABLE = {
     "gpurun.launcher.worker.accelerators.runtime": "a row of the accelerators' table",
     "gpurun.launcher.worker.strategies.base": "a row of the strategies' table",
     "gpurun.launcher.worker.training.load_workload": "a user's module",
+    "gpurun.launcher.worker.base.preload": "packages that a program has imported before",
     "gpurun.launcher.worker.entry.zygote": "what the command asks for: modules, a rank's entry",
     "gpurun.workloads.registry": "a row of the workloads' table",
 }

@@ -97,7 +97,7 @@ class FakeRanks:
             script = self.scripts.pop(0)
         self._lines = [(now_s + at_s, what) for at_s, what in script]
 
-    def preload(self, modules: Sequence[str]) -> None:
+    def preload(self, modules: Sequence[str], if_harmless: bool = False) -> None:
         self.preloads.append(f"after {self.name}")
 
     def poll(self, timeout_s: float) -> list[Exit]:

@@ -1,0 +1,83 @@
+"""Packages that programs import are imported once for all ranks, where no program can notice it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.integration.command import gpurun, write
+
+PROGRAM = """
+    import os, sys
+    before = [name for name in ("markdown", "torch") if name in sys.modules]
+    {sets}
+    import markdown
+    import torch
+    from gpurun.launcher.worker.base.preload import PRELOADED
+
+    open("said", "a").write(f"{before} {'markdown' in PRELOADED}\\n")
+    assert markdown.__spec__.origin == markdown.__file__
+    assert sys.modules["markdown.core"] is markdown.core
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(40):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+"""
+TWICE = ("--devices", "cpu:1", "--set", "steps.launches=2")
+
+
+def said(directory: Path, sets: str, cache: Path) -> list[str]:
+    write(directory, "train.py", PROGRAM.replace("{sets}", sets))
+    gpurun(directory, "run", "train.py", *TWICE, env={"XDG_CACHE_HOME": str(cache)}).ended(0)
+    lines = (directory / "said").read_text().splitlines()
+    (directory / "said").unlink()
+    return lines
+
+
+def test_later_launches_share_one_import_which_the_program_does_not_see(tmp_path: Path) -> None:
+    assert said(tmp_path, "", tmp_path / "cache") == [
+        "[] False",
+        "[] True",
+    ]
+
+
+def test_a_program_that_sets_a_variable_imports_its_packages_itself(tmp_path: Path) -> None:
+    lines = said(tmp_path, "os.environ['WANDB_MODE'] = 'offline'", tmp_path / "cache")
+    assert lines == ["[] False"] * 2
+
+
+def test_one_that_sets_its_first_variable_begins_anew(tmp_path: Path) -> None:
+    said(tmp_path, "", tmp_path / "cache")
+    lines = said(tmp_path, "os.environ['WANDB_MODE'] = 'offline'", tmp_path / "cache")
+    assert lines == ["[] False"] * 2
+
+
+NOTICED = {
+    "thread": "import threading, time; threading.Thread(target=time.sleep, args=(9,), daemon=True).start()",
+    "variable": "import os; os.environ['NEW'] = '1'",
+    "handler": "import signal; signal.signal(signal.SIGUSR2, lambda *_: None)",
+    "filter": "import warnings; warnings.simplefilter('ignore')",
+    "method": "import multiprocessing; multiprocessing.set_start_method('spawn')",
+    "python": "import random; random.random()",
+    "numpy": "import numpy; numpy.random.random()",
+    "torch": "import torch; torch.rand(1)",
+    "hook": "import sys; sys.excepthook = print",
+    "logging": "import logging; logging.basicConfig()",
+    "nothing": "import json",
+}
+CHECK = """
+import json, sys
+import numpy, torch
+from gpurun.launcher.worker.base.preload import is_harmless
+
+print(json.dumps({name: is_harmless([name + "_module"]) for name in sys.argv[1:]}))
+"""
+
+
+def test_what_a_program_could_notice_is_found(tmp_path: Path) -> None:
+    for name, code in NOTICED.items():
+        (tmp_path / f"{name}_module.py").write_text(code)
+    argv = [sys.executable, "-c", CHECK, *NOTICED]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == {name: name == "nothing" for name in NOTICED}
