@@ -244,3 +244,30 @@ def test_a_self_test_of_both_names_the_slow_link_between_them(tmp_path: Path, ho
     assert "GB/s, but the network carries 1.25" in slow["found"]
     assert "ethtool" in slow["remedy"]
     assert "the report is on node 0 (hosta)" in second.err
+
+
+LEAVES = """
+import os, subprocess
+import torch
+
+torch.distributed.init_process_group("gloo")
+subprocess.Popen(["sleep", "2"])
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"])
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_each_node_has_its_line_of_torchrun_and_waits_for_what_its_ranks_leave(hosts: Hosts) -> None:
+    hosts.write("train.py", LEAVES)
+    address = ("--master-addr", NAMES[0], "--master-port", "29411")
+    line = ("--nnodes", "2", "--nproc-per-node", "1", *address)
+    commands = [
+        hosts.start(host, "--out", "left", "torchrun", *line, "--node-rank", str(host), "train.py")
+        for host in range(2)
+    ]
+    first, second = ended(commands)
+    assert (first.code, second.code) == (0, 0), first.err
+    assert first.err.count("(`sleep 2`), which the program has left; Ctrl-C ends it") == 2
+    assert "[rank 1] rank 1 of 2" in second.err
+    assert (hosts.directories[0] / "left" / "comparison.json").exists()
