@@ -112,19 +112,23 @@ class Leftover:
 
 
 def leftovers(root: int, sessions: Collection[int], without: Collection[int] = ()) -> list[Leftover]:
-    """The living processes below `root`, but those that only remove shared memory and then end.
+    """The living processes below `root`, each without those below it that are like it.
+
+    Those that only remove shared memory and then end are left out.
 
     Args:
         sessions: those of the processes that have started them.
         without: is left out, with all below.
     """
     found = []
+    covered: dict[int, bool] = {}
     for pid in descendants(root, without):
         stat = _stat(str(pid))
         if stat is None or not stat.alive or _is_cleaner(pid):
             continue
-        is_detached = stat.session not in sessions or _ignores_hangup(pid)
-        found.append(Leftover(pid, command_of(pid), is_detached))
+        covered[pid] = stat.session not in sessions or _ignores_hangup(pid)
+        if covered.get(stat.parent) != covered[pid]:
+            found.append(Leftover(pid, command_of(pid), covered[pid]))
     return found
 
 

@@ -107,6 +107,8 @@ UPLOAD = (
     trained(40)
     how = {"start_new_session": True} if sys.argv[1] == "detached" else {}
     command = ["nohup", "sleep", sys.argv[2]] if sys.argv[1] == "nohup" else ["sleep", sys.argv[2]]
+    if sys.argv[1] == "shell":
+        command = ["sh", "-c", f"sleep {sys.argv[2]}; true"]
     child = subprocess.Popen(command, **how)
     open("pid", "w").write(str(child.pid))
 """
@@ -130,10 +132,11 @@ def test_a_process_that_has_left_its_rank_goes_on_after_the_end(
 
 def test_a_process_that_a_rank_has_left_is_waited_for(tmp_path: Path) -> None:
     write(tmp_path, "train.py", UPLOAD)
-    result = gpurun(tmp_path, "run", "train.py", *ONE, "--", "attached", "2").ended(0)
+    result = gpurun(tmp_path, "run", "train.py", *ONE, "--", "shell", "2").ended(0)
     pid = int((tmp_path / "pid").read_text())
     assert not is_alive(pid)
-    assert f"waiting for process {pid} (`sleep 2`), which the program has left; Ctrl-C ends it" in result.err
+    assert f"waiting for process {pid} (`sh -c 'sleep 2; true'`), which the program has left" in result.err
+    assert result.err.count("waiting for") == 1
 
 
 @pytest.mark.parametrize("how", ["detached", "attached"])
