@@ -18,6 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from benchmarks.timing import BIN, machine_facts, record, table
 
+TIMEOUT_S = 120
 INSIDE = "looks into torch's agent, or replaces a part of it"
 ELASTIC = "refused: `--nnodes A:B` with other numbers; gpurun has `nodes: A..B`, which takes what has joined"
 EXPLAINED: dict[str, str] = {}
@@ -41,7 +42,8 @@ def main(files: Sequence[str]) -> None:
 def launched(args: Sequence[str] | None = None) -> None:
     """`torch.distributed.run.main`, by the command."""
     words = sys.argv[1:] if args is None else list(args)
-    done = subprocess.run([BIN / "gpurun", "torchrun", *words], capture_output=True, text=True, check=False)
+    argv = [BIN / "gpurun", "torchrun", *words]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
     if done.returncode == 2:
         raise ValueError(done.stderr)
     if done.returncode:

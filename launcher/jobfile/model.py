@@ -238,6 +238,11 @@ class JobSpec(Settings, Section):
     """The time that ranks have to end, in which a program can save its state; then they get SIGKILL. By
     default `30s` for programs, and `5s` for workloads. Ranks get SIGTERM; after Ctrl-C, those of programs get
     SIGINT, and SIGTERM in the middle of that time. A second Ctrl-C doesn't wait."""
+    master_port: Annotated[int, whole(1, 65_535)] | None = setting(
+        None, kinds=frozenset({PROGRAM}), instead=""
+    )
+    """The port of the store through which a program's ranks find each other, on node 0, for a program that is
+    given it otherwise than by MASTER_PORT. By default a free one, another for each launch."""
     leftover: Literal["wait", "stop"] = setting("wait", kinds=frozenset({PROGRAM}), instead="")
     """What becomes of processes that a program has started, and that still run when all its ranks have ended
     well, such as an upload. `wait` lets those go on that have a session of their own (`setsid`) or ignore

@@ -24,7 +24,7 @@ TRANSLATED = {
     "nproc_per_node": "`devices`",
     "node_rank": "`--node-rank`",
     "master_addr": "`--rendezvous`",
-    "master_port": "`--rendezvous`",
+    "master_port": "`master_port`; of several nodes, `--rendezvous`",
     "rdzv_endpoint": "`--rendezvous`",
     "rdzv_backend": "`static` and `c10d`: nodes meet at node 0",
     "rdzv_conf": "`join_timeout`: `--join-timeout`; `is_host`: node 0",
@@ -187,7 +187,12 @@ def _overrides(given: Mapping[str, Any], nodes: int) -> tuple[str, ...]:
                 "numa_binding", given["numa_binding"], "`--set bind=cores` gives each rank its own"
             )
         found.append("bind=numa")
-    return (*found, *([f"nodes={nodes}"] if nodes > 1 else []))
+    port = given["master_port"] or (given["rdzv_endpoint"] or "").rpartition(":")[2]
+    if nodes > 1:
+        found.append(f"nodes={nodes}")
+    elif given["rdzv_backend"] == "static" and port and not given["standalone"]:
+        found.append(f"master_port={_number('master_port', port)}")
+    return tuple(found)
 
 
 def _num_nodes(text: str) -> int:

@@ -6,6 +6,7 @@ It is started with the file that its ranks read, and one request per rank.
 import os
 import platform
 import re
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -161,9 +162,16 @@ class Starter:
     def store_request(self, launch: Launch, name: str, program: Variant) -> StartRequest:
         """The store through which the ranks of a program find each other."""
         log = self.run.log(name, 0).with_name("store.log")
+        if self.spec.master_port is not None:
+            check_port(self.plan.address, self.spec.master_port)
         return StartRequest(
             rank=SERVICE_RANK,
-            args=(str(self.run.rendezvous(name).resolve()), str(program.world_size), self.plan.address),
+            args=(
+                str(self.run.rendezvous(name).resolve()),
+                str(program.world_size),
+                self.plan.address,
+                str(self.spec.master_port or 0),
+            ),
             env={},
             log=str(log.resolve()),
             cwd=str(self.code_dir(launch)),
@@ -197,6 +205,19 @@ class Starter:
             "TORCHELASTIC_RESTART_COUNT": str(num_restarts(self.run, launch)),
         }
         return program_env({**process.env, **own}, program.env)
+
+
+def check_port(address: str, port: int) -> None:
+    """Returns if a server can listen there.
+
+    Raises:
+        MachineError: it can't.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        socket.create_server((address, port), family=family).close()
+    except OSError as error:
+        raise MachineError(f"master_port {port} can't be used on {address}: {error.strerror}") from error
 
 
 def program_of(plan: Plan, launch: Launch) -> Variant | None:

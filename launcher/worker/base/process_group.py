@@ -97,12 +97,19 @@ def backend_of(config: LaunchConfig, rank: int) -> str:
     return f"{CPU.name}:{CPU.backend},{kind.name}:{config.backend}"
 
 
-def open_store(port_file: Path, world_size: int, address: str = LOOPBACK) -> TCPStore:
+def open_store(port_file: Path, world_size: int, address: str = LOOPBACK, wanted: int = 0) -> TCPStore:
     """Rank 0's store. The kernel chooses the port, and it is bound before any rank reads it: no race.
 
     Given only a port, the store would listen on all interfaces; so it gets a socket that is bound already.
+
+    Args:
+        port_file: where the port is written.
+        world_size: the number of ranks.
+        address: that it listens on.
+        wanted: the port; 0: a free one.
     """
-    listener = socket.create_server((address, 0), family=family_of(address), backlog=max(128, world_size))
+    backlog = max(128, world_size)
+    listener = socket.create_server((address, wanted), family=family_of(address), backlog=backlog)
     port = listener.getsockname()[1]
     store = TCPStore(
         address,
@@ -152,10 +159,10 @@ def serve_store(argv: Sequence[str]) -> None:
     taken before any rank reads it.
 
     Args:
-        argv: the file for the port, the number of ranks, and the address to listen on.
+        argv: the file for the port, the number of ranks, the address to listen on, and the port (0: free).
     """
-    path, world_size, address = argv
-    store = open_store(Path(path), int(world_size), address)
+    path, world_size, address, port = argv
+    store = open_store(Path(path), int(world_size), address, int(port))
     while store is not None:
         signal.pause()
 

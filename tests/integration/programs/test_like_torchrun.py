@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import pytest
 
 from gpurun.launcher.machine.process_tree import is_alive
 from tests import forkserver
-from tests.integration.command import Result, gpurun, write
+from tests.integration.command import Result, free_port, gpurun, write
 
 STEPS = """
     import os, signal, subprocess, sys, time
@@ -323,6 +324,24 @@ def test_a_line_of_torchrun_does_the_same_with_gpurun_in_front(tmp_path: Path, w
     printed = [line for path in logs for line in path.read_text().splitlines() if line.startswith("['")]
     assert sorted(printed) == sorted(line for line in theirs.stdout.splitlines() if line.startswith("['"))
     assert "--json" in ours.out or not ours.out.startswith("{")
+
+
+def test_the_port_of_a_line_is_that_of_the_store(tmp_path: Path) -> None:
+    """A program may be given it in another way, too."""
+    program = """
+    import sys
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"tcp://localhost:{sys.argv[1]}", rank=0, world_size=1)
+    dist.destroy_process_group()
+    """
+    write(tmp_path, "train.py", program)
+    port = str(free_port())
+    gpurun(tmp_path, "torchrun", "--master-port", port, "train.py", port).ended(0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = str(server.getsockname()[1])
+        said = gpurun(tmp_path, "torchrun", "--master-port", taken, "train.py", taken).ended(1).err
+    assert f"master_port {taken} can't be used on 127.0.0.1: Address already in use" in said
 
 
 def test_a_line_that_fails_ends_with_torchruns_exit_code(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ def test_each_option_of_torchs_own_parser_is_in_one_of_the_three_tables() -> Non
             "overrides",
             ("steps.launches=1", "restarts=3", "grace=9s"),
         ),
+        ("--master-addr localhost --master-port 7 t.py", "overrides", ("steps.launches=1", "master_port=7")),
         ("--redirects 3 --tee 0 t.py", "quiet", True),
         ("--no-python run.sh 1", "args", ("run.sh", "1")),
         ("--local-ranks-filter 1 t.py", "only_rank", 1),
