@@ -1,10 +1,11 @@
 """torch's own tests of its launcher, with `gpurun torchrun` in its place: `launcher_tests FILE [FILE …]`.
 
-The files lie outside of the repository: test/distributed/launcher/test_run.py and api_test.py of PyTorch, of
-the installed version, with the files next to them. Each test passes, or `EXPLAINED` has the reason why not.
+The file lies outside of the repository: test/distributed/launcher/test_run.py of PyTorch, with the files next
+to it (api_test.py starts functions, which no command line does). Each passes, or `EXPLAINED` says why not.
 """
 
 import os
+import re
 import subprocess
 import sys
 import unittest
@@ -19,9 +20,20 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from benchmarks.timing import BIN, machine_facts, record, table
 
 TIMEOUT_S = 120
-INSIDE = "looks into torch's agent, or replaces a part of it"
-ELASTIC = "refused: `--nnodes A:B` with other numbers; gpurun has `nodes: A..B`, which takes what has joined"
-EXPLAINED: dict[str, str] = {}
+VERSION = "2.6.0"
+"""Of the tests."""
+INSIDE = "replaces a part of torch's agent, or pretends in its process that there are GPUs"
+ELASTIC = "refused: `--nnodes 1:2`; a number of nodes that may change is `nodes: 1..2` in `gpurun run`"
+EXPLAINED = {
+    "test_capture_logs_using_default_logs_specs": "output has gpurun's own prefix, `[rank 0]`",
+    "test_launch_elastic": ELASTIC,
+    "test_launch_elastic_agent_raise_exception": ELASTIC,
+    "test_launch_elastic_multiple_agents": ELASTIC,
+    "test_launch_elastic_worker_raise_exception": ELASTIC,
+    "test_launch_shutdown": INSIDE,
+    "test_nproc_gpu_launch_configurations": INSIDE,
+    "test_nproc_xpu_launch_configurations": INSIDE,
+}
 """Why a test does not pass, by its name."""
 
 
@@ -35,7 +47,10 @@ def main(files: Sequence[str]) -> None:
             failed += outcome != "passed" and name not in EXPLAINED
             rows.append([Path(file).name, name, said])
     passed = sum(row[2] == "passed" for row in rows)
-    text = f"{passed} of {len(rows)} pass, {failed} fail; the others have a reason.\n\n"
+    text = (
+        f"`test/distributed/launcher/test_run.py` of PyTorch {VERSION}, with `gpurun torchrun` in place of "
+        f"torchrun: {passed} of {len(rows)} pass, {failed} fail; the others have a reason.\n\n"
+    )
     record("torch's launcher tests", text + table(["file", "test", "outcome"], rows), machine_facts())
 
 
@@ -75,4 +90,7 @@ def outcome_of(test: Any) -> str:
     if result.skipped:
         return f"skipped: {result.skipped[0][1]}"
     errors = [*result.errors, *result.failures]
-    return errors[0][1].strip().splitlines()[-1] if errors else "passed"
+    if not errors:
+        return "passed"
+    said = re.findall(r"^[\w.]*(?:Error|Exception|Expired)\b.*", errors[0][1], re.MULTILINE)
+    return str(said[-1]) if said else "failed"

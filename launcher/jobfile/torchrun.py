@@ -60,6 +60,7 @@ DEFAULTS = {
     "tee": "0",
     "event_log_handler": "null",
     "role": "default",
+    "logs_specs": "default",
     "max_restarts": "0",
     "signals_to_handle": "",
 }

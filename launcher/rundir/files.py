@@ -552,6 +552,10 @@ class RunDir:
         """Attempts that don't count, since their launches were measured again with other software."""
         return frozenset(self.read(self.replaced, list[str])) if self.replaced.exists() else frozenset()
 
+    def program_error(self, launch_id: str, rank: int) -> Path:
+        """What `torch.distributed.elastic.multiprocessing.errors.record` writes of a rank's failure."""
+        return self.launch(launch_id) / f"error{rank}.json"
+
     def program_files(self, launch_id: str) -> Path:
         """The directory that a program may save in; all attempts at a launch share it, and go on from there.
 

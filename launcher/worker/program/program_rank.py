@@ -466,6 +466,8 @@ def main(argv: Sequence[str], set_before: Sequence[str] = ()) -> NoReturn:
     run = RunDir(Path(config.run_dir))
     join_launch(config, run)
     config = with_own_directory(config, run)
+    # Where torch's `record` writes why a function has failed, for torchrun's own report.
+    os.environ.setdefault("TORCHELASTIC_ERROR_FILE", str(run.program_error(config.launch, rank)))
     if not set_before:
         set_threads()
     seed(config.seed)
