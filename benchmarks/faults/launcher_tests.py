@@ -57,7 +57,7 @@ def main(files: Sequence[str]) -> None:
 def launched(args: Sequence[str] | None = None) -> None:
     """`torch.distributed.run.main`, by the command."""
     words = sys.argv[1:] if args is None else list(args)
-    argv = [BIN / "gpurun", "torchrun", *words]
+    argv = [str(BIN / "gpurun"), "torchrun", *map(str, words)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
     if done.returncode == 2:
         raise ValueError(done.stderr)

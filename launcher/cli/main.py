@@ -121,7 +121,7 @@ class Commands(click.Group):
 
             from gpurun.launcher.cli.commands.job import LAUNCHERS, without_launcher
 
-            if args[0] in LAUNCHERS:
+            if Path(args[0]).name in LAUNCHERS:
                 raise SpecError(without_launcher(args))
             near = difflib.get_close_matches(args[0], [*COMMANDS, "help", "--version"], n=1)
             hint = f"did you mean `gpurun {near[0]}`?" if near else "`gpurun --help` lists the commands"

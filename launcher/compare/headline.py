@@ -75,7 +75,8 @@ def conclude(
     ran = [result for result in results if result.wall_s is not None]
     rival = _named_rival(standings, plan.baseline) if standings else None
     if standings is None and ran:
-        return (_without_steps(plan, ran), to_do("without-steps", "unmarked"))
+        has_some = any(result.reason for result in ran)
+        return (_without_steps(plan, ran), to_do("without-steps", "few-steps" if has_some else "unmarked"))
     if standings is None:
         found: tuple[Finding, ...] = (nothing_measured(plan, complete, results),)
         if complete and results:

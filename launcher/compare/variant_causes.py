@@ -330,7 +330,7 @@ def remaining(fastest: VariantResult, is_explained: bool = False) -> tuple[Findi
     if found is None and any(rank.trace for rank in fastest.ranks):
         return (to_do("noticed", "far"),)
     if found is None:
-        return (to_do("not-recorded", "untraced"),)
+        return (to_do("not-recorded", "why-untraced" if fastest.kind.runs_program else "untraced"),)
     if _other_timed_ms(found, fastest) is not None:
         return (to_do("noticed", "far"),)
     if found.share < MENTION_FROM:

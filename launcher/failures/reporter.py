@@ -178,6 +178,8 @@ def stopping_text(interruption: Interrupted, grace_s: float, may_save: bool = Fa
         may_save: whether they run a program, which may have something to save.
     """
     hurry = "another Ctrl-C" if interruption.cause == CTRL_C else "Ctrl-C (SIGINT)"
-    doing = "the ranks end and may save" if may_save else "stopping the ranks"
     limit = format_duration(grace_s)
+    doing = "the ranks end and may save" if may_save else "stopping the ranks"
+    if may_save and interruption.cause == CTRL_C:
+        doing += f"; they get SIGTERM after {format_duration(grace_s / 2)}"
     return f"{interruption.cause}: {doing}; they are killed after {limit}; {hurry} kills them at once"

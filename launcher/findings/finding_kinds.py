@@ -442,6 +442,8 @@ ADVICE: Mapping[str, str] = {
     "(`gpurun report RUN --details` has the likely reason)",
     "far": "run again with `--set profile.steps=16`: the traced steps are unlike the timed ones",
     "untraced": "run again with `--set profile.steps=4`: traces show where the time of a step goes",
+    "why-untraced": "`gpurun report RUN --details` says why there is no trace",
+    "few-steps": "run more steps of the program: none of those that it made is timed",
     "unmarked": "mark each step of the program: `with gpurun.step():`",
     "uneven": "`gpurun report RUN --details` prints the code that trains with this split",
     "other-figure": "choose by another figure, such as memory",

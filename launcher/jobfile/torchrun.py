@@ -96,6 +96,7 @@ class TorchrunLine:
     """`KEY=VALUE` of a job."""
     quiet: bool
     only_rank: int | None
+    log_dir: str | None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -172,6 +173,7 @@ def _line(given: Mapping[str, Any]) -> TorchrunLine:
         overrides=_overrides(given, nodes),
         quiet=_is_for_all("redirects", given["redirects"]),
         only_rank=_one_rank(given["local_ranks_filter"] or ""),
+        log_dir=given["log_dir"],
     )
 
 

@@ -99,8 +99,8 @@ class Follower:
     """The ranks of this node, in this attempt."""
     failed: bool = False
     """Whether one of them has."""
-    is_settling: bool = False
-    """Whether all ranks have ended well, and node 0 waits for what they have left."""
+    settling: Settle | None = None
+    """All ranks have ended well, and node 0 waits for what they have left."""
     traces: frozenset[Path] = frozenset()
     """The traces that its ranks will write, and that node 0 lacks."""
     steps: tuple[int, ...] = ()
@@ -153,7 +153,7 @@ class Follower:
         elif isinstance(message, Stop):
             self.stop(message)
         elif isinstance(message, Settle):
-            self.is_settling = True
+            self.settling = message
 
     def launch(self, message: StartRanks) -> None:
         """Starts this node's ranks, with its own paths."""
@@ -241,13 +241,14 @@ class Follower:
 
     def settle(self) -> None:
         """Waits for the processes that this node's ranks have left, or lets them go on."""
-        if self.is_settling and self.pool.has_settled(lambda text: self.link.send(0, LogText(text))):
-            self.is_settling = False
+        settling, say = self.settling, lambda text: self.link.send(0, LogText(text))
+        if settling is not None and self.pool.has_settled(say, settling.waits):
+            self.settling = None
             self.link.send(0, Settled(self.attempt, self.link.rank))
 
     def stop(self, message: Stop) -> None:
         """Ends the ranks, and sends their files."""
-        self.is_settling = False
+        self.settling = None
         self.report_exits()
         self.pool.stop(message.grace_s, message.signals)
         exits = tuple(self.pool.poll(0.0))

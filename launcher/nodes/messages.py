@@ -146,6 +146,8 @@ class Settle(msgspec.Struct, frozen=True, tag=True):
     """All ranks have ended well: wait for the processes that they have left, or let them go on."""
 
     attempt: int
+    waits: bool
+    """Or whether `Stop` is to end them."""
 
 
 class Settled(msgspec.Struct, frozen=True, tag=True):

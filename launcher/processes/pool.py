@@ -220,11 +220,12 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
         """No steps: all ranks are on this machine."""
         return ()
 
-    def has_settled(self, say: Callable[[str], None]) -> bool:
+    def has_settled(self, say: Callable[[str], None], waits: bool = True) -> bool:
         """Whether no process is left of ranks that have ended well; those that are detached may go on.
 
         Args:
             say: shows once which of them go on, and for which others it is waited.
+            waits: or whether `stop` is to end all of them.
         """
         now_s, server = time.monotonic(), self._server
         self._settling_s = self._settling_s or now_s
@@ -232,6 +233,10 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
         left = leftovers(server.pid, self._sessions, without) if server else []
         if now_s - self._settling_s < _MOMENT_S:
             return not left
+        if not waits:
+            for each in left:
+                say(f"{_process_text(each)}, which the program has left, is ended (`leftover: stop`)")
+            return True
         for each in left:
             if each.is_detached:
                 say(f"{_process_text(each)} goes on: it isn't a part of the rank that has started it")
@@ -452,7 +457,7 @@ class RankPool(Protocol):
     def steps_elsewhere(self) -> tuple[int, ...]:
         """Steps so far of the ranks on other machines."""
 
-    def has_settled(self, say: Callable[[str], None]) -> bool:
+    def has_settled(self, say: Callable[[str], None], waits: bool = True) -> bool:
         """Whether no process is left of ranks that have ended well, or it has been let go."""
 
     def stop(self, grace_s: float, signals: tuple[int, ...] = TERMINATE) -> None:

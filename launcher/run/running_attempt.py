@@ -344,7 +344,7 @@ class RunningAttempt:
         """Waits for what a program has left whose ranks have all ended well, or lets it go on."""
         if program_of(self.starter.plan, self.launch) is not None:
             self.record_program("done")
-            while self.starter.spec.leftover == "wait" and not self.ranks.has_settled(say):
+            while not self.ranks.has_settled(say, self.starter.spec.leftover == "wait"):
                 self.clock.sleep(SETTLING_S)
 
     def stop(self, shows_output: bool = False, signals: tuple[int, ...] = TERMINATE) -> None:

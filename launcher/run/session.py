@@ -70,6 +70,8 @@ class Session:
     """The state of the newest attempt's ranks."""
     may_run: bool = False
     """Whether ranks may be running."""
+    interruption: Interrupted | None = None
+    """The signal that came when a launch had ended well, whose program had left something."""
     used: list[RankPool] = field(default_factory=list)
     """The starters of ranks so far."""
     load_due_s: float | None = 0.0
@@ -106,6 +108,8 @@ class Session:
                 reviewed = launch.repetition
                 if not (rounds := self.budget.review(reviewed, self.compare)):
                     return
+            if self.interruption is not None:
+                raise self.interruption
             was_missing = self.complete(launch, rounds)
             is_last = following is None or following.repetition != launch.repetition
             if was_missing and not (has_budget and is_last):  # a review compares, too
@@ -151,7 +155,7 @@ class Session:
                 hang = self.diagnose(late, watch.variant)
         stopped_ns = self.clock.time_ns()
         if late is None and attempt.have_ended_well(watch.exits):
-            attempt.settle(self.reporter.report)
+            self.settle_attempt(attempt)
         attempt.stop(shows_output=late is not None)
         self.may_run = False
         exits = (*watch.exits, *attempt.last_exits(watch.exits, late is not None))
@@ -162,6 +166,14 @@ class Session:
         if late is not None:
             return Ended(late=late.text(hang), is_hung=late.is_hang, hang=hang, variant=watch.variant)
         return Ended() if finished >= left.rounds.keys() else self.failed(watch, exits, stopped_ns)
+
+    def settle_attempt(self, attempt: RunningAttempt) -> None:
+        """Waits for what a program has left; Ctrl-C ends that, and the run after this launch."""
+        try:
+            attempt.settle(self.reporter.report)
+        except Interrupted as interruption:
+            self.reporter.say(f"{interruption.cause}: what the program has left is ended")
+            self.interruption = interruption
 
     def failed(self, watch: Watch, exits: tuple[Exit, ...], stopped_ns: int) -> Ended:
         """Why an attempt ended early: a full disk, or a rank's failure, which is reported.

@@ -4,6 +4,7 @@
 """
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -35,7 +36,7 @@ from gpurun.launcher.cli.options import (
     with_hang_timeout,
     written_url,
 )
-from gpurun.launcher.cli.output import print_comparison, run_and_print, show_json, width
+from gpurun.launcher.cli.output import print_comparison, run_and_print, show_json, warn, width
 from gpurun.launcher.errors import GpurunError, Problem, SpecError
 
 if TYPE_CHECKING:
@@ -176,9 +177,11 @@ def earlier_run(job: str, hostname: str) -> "Earlier | None":
     return find_earlier(job, hostname)
 
 
-LAUNCHERS = frozenset({"python", "python3", "torchrun", "accelerate", "deepspeed", "mpirun"})
+LAUNCHERS = frozenset(
+    {"python", "python3", "torchrun", "accelerate", "accelerate-launch", "deepspeed", "mpirun"}
+)
 """Commands that start a program elsewhere, and have no place after `gpurun run`."""
-_MODULE_OF_TORCHRUN = ("-m", "torch.distributed.run")
+_MODULES_OF_TORCHRUN = (["-m", "torch.distributed.run"], ["-m", "torch.distributed.launch"])
 
 NUM_PROCESSES = frozenset({"--nproc-per-node", "--num-processes", "--num-gpus"})
 """Options of other launchers that say how many processes to start."""
@@ -189,7 +192,7 @@ class ProgramCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         first = next((word for word in args if not word.startswith("-")), "")
-        if first in LAUNCHERS and not Path(first).exists():
+        if Path(first).name in LAUNCHERS and not (first in LAUNCHERS and Path(first).exists()):
             raise SpecError(without_launcher(args[args.index(first) :]))
         try:
             return super().parse_args(ctx, [*args])  # click takes words away
@@ -209,13 +212,17 @@ class ProgramCommand(click.Command):
 
 def without_launcher(words: Sequence[str]) -> Problem:
     """What to write instead of a line that begins with another launcher."""
-    first, *rest = words
-    if first == "torchrun" or tuple(rest[:2]) == _MODULE_OF_TORCHRUN:
+    first, rest = Path(words[0]).name, list(words[1:])
+    if first == "torchrun" or rest[:2] in _MODULES_OF_TORCHRUN:
         line = rest if first == "torchrun" else rest[2:]
         return Problem(f"`{first}` has its own command", f"gpurun torchrun {shlex.join(line)}")
     at = next((number for number, word in enumerate(rest) if word.endswith(".py")), None)
     program, args = ("train.py", []) if at is None else (rest[at], rest[at + 1 :])
     own = f" -- {shlex.join(args)}" if args else ""
+    said = re.search(r"--num[_-](?:processes|gpus)[= ](\d+)", " ".join(rest[:at]))
+    if said:
+        whole = shlex.join([program, *args])
+        return Problem(f"`{first}` has no place here", f"gpurun torchrun --nproc-per-node {said[1]} {whole}")
     text = f"leave `{first}` and its options out: gpurun runs one process per device"
     return Problem(text, f"gpurun run {program}{own}")
 
@@ -343,10 +350,18 @@ def torchrun(
     """
     from gpurun.launcher.cli.interrupt import quit_on_interrupt
     from gpurun.launcher.cli.main import shown
-    from gpurun.launcher.jobfile.torchrun import read_line
+    from gpurun.launcher.jobfile.torchrun import SAME, read_line
 
     quit_on_interrupt()
     line = read_line(words, os.environ)
+    has_rank = line.node_rank is not None or line.is_host or how["node_rank"] is not None
+    if line.nodes > 1 and line.rendezvous and not has_rank:
+        raise SpecError(
+            "gpurun doesn't number nodes in the order in which they come: add --node-rank to each line, 0 on "
+            "the host of the endpoint"
+        )
+    if line.log_dir:
+        warn(f"--log-dir {line.log_dir} isn't used: {SAME['log_dir']}")
 
     def invocation() -> Any:
         from gpurun.launcher.run.open import program_invocation

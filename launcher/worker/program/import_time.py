@@ -3,9 +3,9 @@
 torch, and the libraries that it loads, read many variables when they are imported: OMP_NUM_THREADS (libgomp),
 TORCH_LOGS (torch/_logging/_internal.py), TORCH_DISTRIBUTED_DEBUG (torch/distributed/__init__.py),
 PYTORCH_JIT (torch/jit/_state.py), TORCHDYNAMO_* and TORCHINDUCTOR_* (torch/_dynamo/config.py,
-torch/_inductor/config.py). So a rank begins anew, once, if the environment has changed until the program
-imports torch: a new interpreter imports it with these variables, and then runs the program from its
-beginning. What the program did before is done twice. Likewise of packages that were imported for all ranks.
+torch/_inductor/config.py). So a rank begins anew, once, if one of them has changed until the program imports
+torch: a new interpreter imports it with these variables, and then runs the program from its beginning. What
+the program did before is done twice.
 """
 
 import json
@@ -23,33 +23,24 @@ import gpurun
 from gpurun.launcher.processes.guard import WITH_OUR_CODE
 from gpurun.launcher.rundir.control import STACKS_SIGNAL
 
-READ_LATER = (
-    "MASTER_",  # by `init_process_group`: torch/distributed/rendezvous.py
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_",
-    "CUDA_",  # by the driver, when it is used for the first time
-    "NCCL_",  # when a communicator is made
-    "GLOO_",  # when a process group is made
-    "TOKENIZERS_",  # by these packages, at their own import or later
-    "TRANSFORMERS_",
-    "HF_",
-    "WANDB_",
-    "MLFLOW_",
-    "COMET_",
+READ_AT_IMPORT = (
+    *("OMP_", "GOMP_", "KMP_"),  # by OpenMP's runtimes, when they are loaded
+    *("MKL_", "OPENBLAS_", "BLIS_", "NUMEXPR_"),  # by libraries of linear algebra
+    *("TORCH", "PYTORCH", "KINETO_", "TRITON_"),
+    *("LD_", "GLIBC_", "MALLOC_"),
 )
-"""Beginnings of variables that nothing reads when torch is imported."""
+"""Beginnings of variables that something reads when torch is imported."""
 ANEW = "gpurun.launcher.worker.entry.anew"
 """The module with which a rank goes on."""
 TORCH = "torch"
 
 
-def changed(
-    before: Mapping[str, str], now: Mapping[str, str], but: tuple[str, ...] = READ_LATER
-) -> tuple[str, ...]:
-    """The variables that differ, but those that begin with one of `but`, in alphabetical order."""
+def changed(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
+    """The variables that differ, of those that torch's import reads, in alphabetical order."""
     names = sorted(before.keys() | now.keys())
-    return tuple(name for name in names if before.get(name) != now.get(name) and not name.startswith(but))
+    return tuple(
+        name for name in names if before.get(name) != now.get(name) and name.startswith(READ_AT_IMPORT)
+    )
 
 
 @dataclass(eq=False)
@@ -58,6 +49,8 @@ class HiddenPackages(MetaPathFinder, Loader):
 
     on_import: Callable[[str], None]
     """Called with its name then, before the program has it."""
+    has_changed: Callable[[], bool] = lambda: False
+    """Whether the environment has, so that packages but torch are to be imported again."""
     _hidden: dict[str, dict[str, ModuleType]] = field(default_factory=dict)
     """The modules of each package, by their names."""
     _specs: dict[str, ModuleSpec | None] = field(default_factory=dict)
@@ -85,6 +78,8 @@ class HiddenPackages(MetaPathFinder, Loader):
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Finds a package; not every caller imports it, some only ask whether there is one."""
+        if name != TORCH and self.has_changed():
+            self._hidden.pop(name, None)
         if name not in self._hidden or (found := self._hidden[name][name].__spec__) is None:
             return None
         spec = ModuleSpec(name, self, origin=found.origin)
@@ -115,21 +110,19 @@ class Beginning:
     """The directory with the control blocks."""
     path: tuple[str, ...] = field(default_factory=lambda: tuple(sys.path))
     env: dict[str, str] = field(default_factory=lambda: dict(os.environ))
+    directory: str = field(default_factory=os.getcwd)
     pid: int = field(default_factory=os.getpid)
 
-    def begin_anew_if_changed(self, package: str) -> None:
-        """Replaces the rank by a new one, which imports torch in the environment of this moment.
-
-        Args:
-            package: that the program imports now. What torch's import reads is known.
-        """
-        names = changed(self.env, os.environ, READ_LATER if package == TORCH else ())
+    def begin_anew_if_changed(self) -> None:
+        """Replaces the rank by a new one, which imports torch in the environment of this moment."""
+        names = changed(self.env, os.environ)
         if not names or os.getpid() != self.pid:
             return
         state = os.memfd_create("gpurun-anew", 0)  # 0: it stays open in the new interpreter
         os.write(state, json.dumps({**asdict(self), "names": names}).encode())
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
+        os.chdir(self.directory)
         signal.pthread_sigmask(signal.SIG_BLOCK, {STACKS_SIGNAL})  # until it has a handler again
         argv = [sys.executable, "-P", "-c", WITH_OUR_CODE, str(gpurun.__file__), ANEW, str(state)]
         os.execv(sys.executable, argv)

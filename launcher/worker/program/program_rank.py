@@ -364,7 +364,10 @@ class ProgramRank:
 
     def execute(self) -> int:
         """Runs the program to its end, whatever that is; the exit code."""
-        hidden = HiddenPackages(self.note_import)
+        beginning = self.beginning
+        hidden = HiddenPackages(
+            self.note_import, lambda: beginning is not None and dict(os.environ) != beginning.env
+        )
         before = {name for name in sys.modules if name.partition(".")[0] not in PRELOADED}
         hidden.hide({TORCH, *PRELOADED})
         try:
@@ -378,10 +381,9 @@ class ProgramRank:
         return code
 
     def note_import(self, package: str) -> None:
-        """The program imports a package that was hidden; when it has begun to train, that changes nothing."""
-        has_begun = self.recorder.calls > 0 or distributed_c10d.is_initialized()
-        if self.beginning is not None and not has_begun:
-            self.beginning.begin_anew_if_changed(package)
+        """The program imports a package that was hidden."""
+        if package == TORCH and self.beginning is not None:
+            self.beginning.begin_anew_if_changed()
 
     def run_program(self) -> int:
         """Runs the program as Python does; the exit code."""
@@ -413,6 +415,19 @@ class ProgramRank:
         sys.excepthook(type(error), error, error.__traceback__)
         return 1
 
+    def watch_exit(self) -> None:
+        """Has the program write its last steps when it ends by `os._exit`, too."""
+        exit_now = os._exit
+
+        def close_and_exit(status: int) -> NoReturn:
+            os._exit = exit_now
+            if os.getpid() == self.pid:
+                with suppress(Exception):
+                    self.close(status)
+            exit_now(status)
+
+        os._exit = close_and_exit
+
     def close(self, code: int) -> None:
         """Writes the last steps and the warnings about them."""
         self.recorder.close(wait=code == 0)
@@ -439,8 +454,8 @@ class ProgramRank:
             warnings.append(f"the GradScaler skipped {steps.num_skipped} of {steps.count} steps (not timed)")
         if self.set_before:
             warnings.append(
-                f"the program sets {listed(self.set_before)} before imports that may read it, so each rank "
-                "began anew, and imported torch with that: starting takes as long as under torchrun"
+                f"the program sets {listed(self.set_before)} before it imports torch, so each rank began "
+                "anew with that: it started as slowly as under torchrun, and ran what is above that twice"
             )
         code = code_hashes(self.config.job_dir)
         untimed = (
@@ -482,7 +497,10 @@ def main(argv: Sequence[str], set_before: Sequence[str] = ()) -> NoReturn:
     beginning = None if set_before else Beginning(tuple(argv), str(run.control(config.launch)))
     pid = os.getpid()
     program = ProgramRank(config, rank, run, recorder, pid, has_had_group, beginning, set_before)
+    exit_now = os._exit
+    program.watch_exit()
     code = program.execute()
+    os._exit = exit_now
     hooks.close()
     try:
         program.close(code)

@@ -54,6 +54,7 @@ VARIABLES = """
     os.environ.setdefault("NEW_PATHS", "")
     os.environ["NEW_PATHS"] += ":one"
     os.environ["WANDB_MODE"] = "offline"
+    os.chdir("/")
     {imports}
     import torch
     import torch._logging._internal as logging
@@ -75,7 +76,7 @@ def test_variables_that_are_set_before_torch_is_imported_are_obeyed(tmp_path: Pa
     lines = log(tmp_path).splitlines()
     assert lines[-2:] == ["logs ['recompiles']", "paths :one ['--epochs', '1']"]
     assert len([line for line in lines if line.startswith("begins")]) == 2
-    said = "sets NEW_PATHS, OMP_NUM_THREADS and TORCH_LOGS before imports that may read it"
+    said = "sets OMP_NUM_THREADS and TORCH_LOGS before it imports torch"
     assert said in " ".join(details(result).split())
     assert result.variant("script-1")["step_ms"] is not None
     assert "rank0.pt.trace.json.gz" in str(result.variant("script-1")["ranks"])
@@ -100,6 +101,14 @@ def test_a_rank_whose_variables_are_read_later_begins_once(tmp_path: Path) -> No
     )
     gpurun(tmp_path, "run", "train.py", *ONE).ended(0)
     assert log(tmp_path).splitlines() == ["begins", "tensor([1.])"]
+
+
+def test_steps_before_os_exit_are_recorded(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", STEPS + "\n    trained(40)\n    os._exit(0)\n")
+    result = gpurun(tmp_path, "run", "train.py", *ONE).ended(0)
+    lines = (tmp_path / "run/variants/script-1/rank0.jsonl").read_text().splitlines()
+    assert len(lines) >= 39
+    assert result.variant("script-1")["step_ms"] is not None
 
 
 UPLOAD = (
@@ -145,7 +154,25 @@ def test_ci_can_have_such_processes_ended(
     tmp_path: Path, how: str, all_gone: Callable[[list[int]], list[int]]
 ) -> None:
     write(tmp_path, "train.py", UPLOAD)
-    gpurun(tmp_path, "run", "train.py", *ONE, "--set", "leftover=stop", "--", how, "100").ended(0)
+    result = gpurun(tmp_path, "run", "train.py", *ONE, "--set", "leftover=stop", "--", how, "100").ended(0)
+    pid = int((tmp_path / "pid").read_text())
+    assert f"process {pid} (`sleep 100`), which the program has left, is ended" in result.err
+    assert all_gone([pid]) == []
+
+
+def test_ctrl_c_ends_what_is_left_of_a_run_that_is_complete(
+    tmp_path: Path, all_gone: Callable[[list[int]], list[int]]
+) -> None:
+    program = UPLOAD + "\n    open('ready0', 'w').close()\n    open('ready1', 'w').close()\n"
+    write(tmp_path, "train.py", program)
+    with training(tmp_path, *ONE, "--", "attached", "100") as process:
+        assert process.stderr is not None
+        while "waiting for process" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate()
+    assert process.returncode == 0, err
+    assert "Ctrl-C: what the program has left is ended" in err
     assert all_gone([int((tmp_path / "pid").read_text())]) == []
 
 
@@ -188,7 +215,9 @@ def test_ctrl_c_is_a_keyboard_interrupt_in_the_program(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, err = process.communicate()
     assert process.returncode == 130
-    assert "Ctrl-C: the ranks end and may save; they are killed after 30 s" in err
+    assert (
+        "Ctrl-C: the ranks end and may save; they get SIGTERM after 15 s; they are killed after 30 s" in err
+    )
     assert err.count("ended early") == 2
     assert {path.name for path in tmp_path.glob("saved*")} == {"saved0", "saved1"}
 
@@ -380,7 +409,7 @@ def test_a_command_that_is_not_pythons_becomes_the_rank(tmp_path: Path) -> None:
         ),
         ("run python -m torch.distributed.run --nproc 2 t.py", "gpurun torchrun --nproc 2 t.py"),
         ("python -m torch.distributed.run --nproc 2 t.py", "gpurun torchrun --nproc 2 t.py"),
-        ("run accelerate launch --num_processes 2 t.py --x 1", "gpurun run t.py -- --x 1"),
+        ("run accelerate launch --num_processes 2 t.py --x 1", "torchrun --nproc-per-node 2 t.py --x 1"),
         ("accelerate launch t.py --x 1", "gpurun run t.py -- --x 1"),
         ("run train.py --epochs 1", "gpurun run train.py -- --epochs 1"),
     ],

@@ -47,10 +47,12 @@ def test_a_program_that_sets_a_variable_imports_its_packages_itself(tmp_path: Pa
     assert lines == ["[] False"] * 2
 
 
-def test_one_that_sets_its_first_variable_begins_anew(tmp_path: Path) -> None:
+def test_one_that_sets_its_first_variable_imports_them_again(tmp_path: Path) -> None:
     said(tmp_path, "", tmp_path / "cache")
-    lines = said(tmp_path, "os.environ['WANDB_MODE'] = 'offline'", tmp_path / "cache")
-    assert lines == ["[] False"] * 2
+    again = "os.environ['WANDB_MODE'] = 'offline'; import gpurun.launcher.worker.program.import_time as it; "
+    again += "assert any('markdown' in each._hidden for each in sys.meta_path if hasattr(each, '_hidden'))"
+    lines = said(tmp_path, again, tmp_path / "cache")
+    assert lines[0] == "[] True"
 
 
 NOTICED = {

@@ -141,7 +141,7 @@ class FakeRanks:
     def steps_elsewhere(self) -> Steps:
         return self.steps
 
-    def has_settled(self, say: Callable[[str], None]) -> bool:
+    def has_settled(self, say: Callable[[str], None], waits: bool = True) -> bool:
         return True
 
     def stop(self, grace_s: float, signals: tuple[int, ...] = TERMINATE) -> None:
