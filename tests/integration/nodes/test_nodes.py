@@ -11,7 +11,7 @@ import pytest
 
 from gpurun.launcher.selftest.check_table import NODE_CHECKS
 from tests.integration.command import MODEL, ending
-from tests.integration.nodes.hosts import NAMES, Command, Hosts, await_file, ended
+from tests.integration.nodes.hosts import ADDRESSES, NAMES, Command, Hosts, await_file, ended
 from tools.system_packages import without
 
 pytestmark = pytest.mark.skipif(bool(reason := without("iproute2")), reason=reason)
@@ -260,7 +260,7 @@ torch.distributed.destroy_process_group()
 @pytest.mark.slow
 def test_each_node_has_its_line_of_torchrun_and_waits_for_what_its_ranks_leave(hosts: Hosts) -> None:
     hosts.write("train.py", LEAVES)
-    address = ("--master-addr", NAMES[0], "--master-port", "29411")
+    address = ("--master-addr", ADDRESSES[0], "--master-port", "29411")
     line = ("--nnodes", "2", "--nproc-per-node", "1", *address)
     commands = [
         hosts.start(host, "--out", "left", "torchrun", *line, "--node-rank", str(host), "train.py")
