@@ -10,6 +10,7 @@ import subprocess
 import sys
 import unittest
 from collections.abc import Sequence
+from hashlib import sha256
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,6 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from benchmarks.timing import BIN, machine_facts, record, table
 
 TIMEOUT_S = 120
-VERSION = "2.6.0"
-"""Of the tests."""
 INSIDE = "replaces a part of torch's agent, or pretends in its process that there are GPUs"
 ELASTIC = "refused: `--nnodes 1:2`; a number of nodes that may change is `nodes: 1..2` in `gpurun run`"
 EXPLAINED = {
@@ -47,9 +46,12 @@ def main(files: Sequence[str]) -> None:
             failed += outcome != "passed" and name not in EXPLAINED
             rows.append([Path(file).name, name, said])
     passed = sum(row[2] == "passed" for row in rows)
+    sums = ", ".join(
+        f"{Path(file).name} {sha256(Path(file).read_bytes()).hexdigest()[:12]}" for file in files
+    )
     text = (
-        f"`test/distributed/launcher/test_run.py` of PyTorch {VERSION}, with `gpurun torchrun` in place of "
-        f"torchrun: {passed} of {len(rows)} pass, {failed} fail; the others have a reason.\n\n"
+        f"Tests of PyTorch's launcher (SHA-256: {sums}), with `gpurun torchrun` in place of torchrun: "
+        f"{passed} of {len(rows)} pass, {failed} fail; the others have a reason.\n\n"
     )
     record("torch's launcher tests", text + table(["file", "test", "outcome"], rows), machine_facts())
 

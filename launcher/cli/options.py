@@ -170,7 +170,7 @@ set_option = click.option(
     multiple=True,
     metavar="KEY=VALUE",
     shell_complete=job_keys,
-    help="Override a key of the job: steps.rounds=12. KEY=null removes it.",
+    help="Override a key of the job: seed=1. KEY=null removes it.",
 )
 hang_timeout_option = click.option(
     "--hang-timeout",
@@ -338,3 +338,11 @@ def parse_wait(ctx: click.Context, param: click.Parameter, value: str | None) ->
         return parse_duration(float(value) if value.isdecimal() else value)
     except InvalidValue as wrong:
         raise click.BadParameter("; ".join(filter(None, (wrong.message, wrong.hint)))) from None
+
+
+def run_options(command: F) -> F:
+    """The options that every command has which runs a job: about this node, its output and the job's keys."""
+    options = (node_options, only_rank_option, quiet_option, require_steps_option, json_option, set_option)
+    for option in reversed(options):
+        command = option(command)
+    return command

@@ -58,7 +58,7 @@ from gpurun.launcher.compare.notes import (
     dangers,
     few_rounds_notes,
     findings,
-    killed_notes,
+    killed_note,
     launches_s,
     memory_notes,
     more_launches_note,
@@ -284,7 +284,7 @@ def _notes(
         *(memory_notes(found.variants) if found.gate is None and not has_cold_peak(measured) else ()),
         *restart_notes(recorded.restarts),
         *stall_notes(run),
-        *killed_notes(run),
+        *map(killed_note, run.read_killed()),
         *quiet_notes(run),
         *software_notes(run, measured.values()),
     )

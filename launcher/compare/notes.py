@@ -26,6 +26,7 @@ from gpurun.launcher.rundir.records import (
     NO_GROUP,
     Command,
     Event,
+    Killed,
     Look,
     Restart,
     Stage,
@@ -280,18 +281,11 @@ def stall_notes(run: RunDir) -> tuple[Finding, ...]:
     return (finding("restarted", what=plural(len(reasons), "stall"), reasons=text),) if reasons else ()
 
 
-def killed_notes(run: RunDir) -> tuple[Finding, ...]:
-    """The notes on ranks that did not end in time."""
-    return tuple(
-        noticed(
-            "killed",
-            killed=ranks_text(each.ranks),
-            launch=each.launch,
-            were="was" if len(each.ranks) == 1 else "were",
-            grace_s=each.grace_s,
-        )
-        for each in run.read_killed()
-    )
+def killed_note(killed: Killed) -> Finding:
+    """The note on ranks that did not end in time."""
+    were = "was" if len(killed.ranks) == 1 else "were"
+    who = ranks_text(killed.ranks)
+    return noticed("killed", killed=who, launch=killed.launch, were=were, grace_s=killed.grace_s)
 
 
 def software_notes(run: RunDir, measured: Iterable[MeasuredVariant]) -> tuple[Finding, ...]:

@@ -188,7 +188,8 @@ def _how_to_meet(activities: Mapping[int, Activity | None]) -> tuple[str, ...]:
 
 def _own_processes(snapshots: Sequence[RankSnapshot]) -> tuple[str, ...]:
     """The advice where all ranks wait for processes that they have started, and none has made a step."""
-    if (file := next((each.unguarded for each in snapshots), None)) and not any(e.steps for e in snapshots):
+    file = next(filter(None, (each.unguarded for each in snapshots)), None)
+    if file is not None and not any(each.steps for each in snapshots):
         return (
             f"each process that a rank starts by spawn runs {PurePath(file).name} from its beginning: put "
             'what that does below `if __name__ == "__main__":`',

@@ -285,20 +285,22 @@ def unguarded(threads: Sequence[Thread], started: Collection[int]) -> str | None
     Source: multiprocessing's programming guidelines, "Safe importing of main module".
     """
     main = main_thread(threads)
-    file = (
-        next((frame.file for frame in reversed(main.frames) if is_workload(frame.file)), None)
-        if main
-        else None
-    )
-    if file is None or not any(_SPAWNED in command_of(pid) for pid in started):
+    files = [frame.file for frame in main.frames if is_workload(frame.file)] if main else []
+    if not files or not any(_SPAWNED in command_of(pid) for pid in started):
         return None
+    file = files[-1]
     try:
-        with open(file, "rb") as program:
+        with open(file, "rb", opener=_without_waiting) as program:
             code = ast.parse(program.read(_MAX_PROGRAM_BYTES))
     except (OSError, SyntaxError, ValueError):
         return None
     has_guard = any(isinstance(node, ast.If) and "__main__" in ast.dump(node.test) for node in code.body)
     return None if has_guard else file
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Opens a file; one that is a pipe meanwhile is empty."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 GPUS_S = 2.0

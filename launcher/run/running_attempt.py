@@ -19,6 +19,7 @@ from gpurun.launcher.errors import MachineError
 from gpurun.launcher.inspect.hang_diagnosis import Hang, diagnose, usage_of
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.logs.relay import Relay
+from gpurun.launcher.machine.network import family_of
 from gpurun.launcher.plan.devices import MachineLike
 from gpurun.launcher.plan.launch_config import fit_at_once, launch_config_for, program_config, turns_of
 from gpurun.launcher.plan.model import Launch, Plan, Process, Variant
@@ -65,27 +66,30 @@ class Starter:
     software: Mapping[str, str] = field(default_factory=dict)
     """Versions that the launches are started with."""
 
-    def would_import_in_turns(self, launch: Launch) -> bool:
-        """Whether more ranks than there are cores would each import what an optimizer needs."""
-        here = sum(process.node == 0 for process in launch.processes)
+    def share_cores(self, launch: Launch) -> bool:
+        """Whether this machine has more ranks than cores, which would import in turns."""
+        return sum(process.node == 0 for process in launch.processes) > self.machine.cpu_cores
+
+    def optimizes(self, launch: Launch) -> bool:
+        """Whether the ranks import what an optimizer needs, as far as a program's file shows."""
         program = program_of(self.plan, launch)
-        if here <= self.machine.cpu_cores or program is None or program.script is None:
-            return here > self.machine.cpu_cores and program is None
+        if program is None:
+            return True
         try:
-            return OPTIMIZES.search((self.code_dir(launch) / program.script).read_bytes()) is not None
+            return OPTIMIZES.search(self.script(launch, program).read_bytes()) is not None
         except OSError:
-            return False  # the rank will report that
+            return False  # there is no file: a module; or the rank will report that
 
     def packages(self, launch: Launch) -> tuple[str, ...]:
         """Modules that an earlier run of the program has imported, where ranks gain by sharing the import."""
         program = program_of(self.plan, launch)
-        here = sum(process.node == 0 for process in launch.processes)
-        if program is None or program.script is None:
+        if program is None or not (self.share_cores(launch) or len(self.plan.launches) > 1):
             return ()
-        if here <= self.machine.cpu_cores and len(self.plan.launches) == 1:
-            return ()
-        _, python = self.plan.environment(program.id)
-        return remembered(str(self.code_dir(launch) / program.script), python)
+        return remembered(str(self.script(launch, program)), self.plan.environment(program.id)[1])
+
+    def script(self, launch: Launch, program: Variant) -> Path:
+        """The program's file; its directory for a module."""
+        return self.code_dir(launch) / (program.script or "")
 
     def code_dir(self, launch: Launch) -> Path:
         """The directory from which the job's file names start: in the version that the launch runs."""
@@ -213,9 +217,8 @@ def check_port(address: str, port: int) -> None:
     Raises:
         MachineError: it can't.
     """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        socket.create_server((address, port), family=family).close()
+        socket.create_server((address, port), family=family_of(address)).close()
     except OSError as error:
         raise MachineError(f"master_port {port} can't be used on {address}: {error.strerror}") from error
 

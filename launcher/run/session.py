@@ -11,7 +11,7 @@ from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.load_findings import load_so_far
 from gpurun.launcher.compare.model import Comparison
-from gpurun.launcher.compare.notes import killed_notes
+from gpurun.launcher.compare.notes import killed_note
 from gpurun.launcher.errors import CTRL_C, Interrupted, ParamsError
 from gpurun.launcher.failures.reporter import Reporter, full_disk, stopping_text
 from gpurun.launcher.failures.root_cause import Failure, is_transient, root_cause
@@ -220,7 +220,8 @@ class Session:
         is_new = not any(self.ranks is ranks for ranks in self.used)
         if is_new:
             self.used.append(self.ranks)
-        if left.attempts or (is_new and self.starter.would_import_in_turns(launch)):
+        in_turns = self.starter.share_cores(launch) and self.starter.optimizes(launch)
+        if left.attempts or (is_new and in_turns):
             return "before"
         has_later = len(self.plan.launches) > 1
         return "after" if has_later and (is_new or launch == self.plan.launches[0]) else None
@@ -294,7 +295,7 @@ class Session:
         if killed and self.starter.spec.kind.runs_program:
             record = Killed(self.clock.time_ns(), self.current.name, killed, self.starter.spec.grace_limit_s)
             append_lines(self.run.killed, [record])
-            self.reporter.report(killed_notes(self.run)[-1].text)
+            self.reporter.report(killed_note(record).text)
 
     def refuse_arguments(self, failure: Failure) -> None:
         """Ends the run if a program refuses the arguments of a variant, none of whose steps is measured.

@@ -24,14 +24,13 @@ from gpurun.launcher.cli.options import (
     hang_timeout_option,
     job_argument,
     json_option,
-    node_options,
     nodes_option,
     only_rank_option,
     option_meant,
     out_or_url_option,
     parse_wait,
     quiet_option,
-    require_steps_option,
+    run_options,
     set_option,
     with_hang_timeout,
     written_url,
@@ -70,12 +69,7 @@ MISSING_RUN = (
     help="Continue a run, by default the newest one of this job; only what is missing is measured.",
 )
 @hang_timeout_option
-@node_options
-@only_rank_option
-@quiet_option
-@require_steps_option
-@json_option
-@set_option
+@run_options
 def job(
     job_file: Path | None,
     out: "tuple[Path | None, Url | None]",
@@ -261,12 +255,7 @@ def after_dashes(args: Sequence[str], name: str) -> str:
 @out_or_url_option
 @nodes_option("run the same command on each.")
 @hang_timeout_option
-@node_options
-@only_rank_option
-@quiet_option
-@require_steps_option
-@json_option
-@set_option
+@run_options
 def run(
     words: tuple[str, ...],
     module: str | None,
@@ -325,12 +314,7 @@ class TorchrunCommand(click.Command):
 @click.option("--devices", metavar="DEVICES", help="The devices, instead of --nproc-per-node: cpu:2.")
 @out_or_url_option
 @hang_timeout_option
-@node_options
-@only_rank_option
-@quiet_option
-@require_steps_option
-@json_option
-@set_option
+@run_options
 def torchrun(
     words: tuple[str, ...],
     devices: str | None,

@@ -19,10 +19,14 @@ from typing import Any
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.rundir.files import read_json, write_json
+from gpurun.launcher.rundir.remembered import IMPORTS
 from gpurun.launcher.rundir.store import cache_directory
 
 PRELOADED: set[str] = set()
-"""The packages that were imported here, and those that they have imported: ranks inherit it."""
+"""The packages that were imported here, and those that they have imported: ranks inherit it.
+
+A program has them all once it imports one of them: which has imported which isn't known.
+"""
 _GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
 
@@ -97,7 +101,7 @@ def _open_gpus() -> list[str]:
 
 
 def _place() -> Path:
-    return cache_directory() / "imports" / "harmless.json"
+    return cache_directory() / IMPORTS / "harmless.json"
 
 
 def _known() -> dict[str, bool]:

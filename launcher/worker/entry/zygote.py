@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn, TextIO
 
@@ -98,10 +98,7 @@ class ForkServer:
 
     def _handle(self, request: Request) -> None:
         if isinstance(request, Preload):
-            if request.if_harmless:
-                preload_packages(request.modules)
-            else:
-                self._preload(request.modules)
+            self._preload(request.modules, request.if_harmless)
         elif isinstance(request, StartRequest):
             self._import_entry(request.entry)
             self._fork(request)
@@ -111,8 +108,11 @@ class ForkServer:
         elif isinstance(request, Release):
             _released.add(request.pid)
 
-    def _preload(self, modules: Iterable[str]) -> None:
+    def _preload(self, modules: Sequence[str], if_harmless: bool = False) -> None:
         with asking_the_driver():
+            if if_harmless:
+                preload_packages(modules)
+                return
             for module in modules:
                 try:
                     importlib.import_module(module)
@@ -247,7 +247,6 @@ def become_rank(request: StartRequest) -> None:
     if request.moved is not None:
         move_imports(*request.moved)
     reseed()
-    faulthandler.enable(file=2)
     if request.cpus:
         os.sched_setaffinity(0, request.cpus)  # before there are threads, which keep their own affinity
     if request.control:
@@ -262,7 +261,8 @@ def become_rank(request: StartRequest) -> None:
 
 
 def answer_signals() -> None:
-    """Signals do to the process what they do to any other."""
+    """Signals do to the process what they do to any other; a crash shows its stack."""
+    faulthandler.enable(file=2)
     for number in (signal.SIGCHLD, SUPERVISOR_ENDED, *SHIELDED):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -45,42 +45,42 @@ def changed(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...
 
 @dataclass(eq=False)
 class HiddenPackages(MetaPathFinder, Loader):
-    """Packages as they are before their import, each from `hide` until the program imports it."""
+    """Packages as they are before their import, all of them until the program imports one."""
 
-    on_import: Callable[[str], None]
-    """Called with its name then, before the program has it."""
-    has_changed: Callable[[], bool] = lambda: False
-    """Whether the environment has, so that packages but torch are to be imported again."""
-    _hidden: dict[str, dict[str, ModuleType]] = field(default_factory=dict)
-    """The modules of each package, by their names."""
+    packages: Collection[str]
+    on_import: Callable[[], object] = lambda: None
+    """Called then, before the program has it."""
+    are_valid: Callable[[], bool] = lambda: True
+    """Whether the program is to have what is hidden, and not to import it itself."""
+    _hidden: dict[str, ModuleType] = field(default_factory=dict)
+    """The modules, by their names."""
     _specs: dict[str, ModuleSpec | None] = field(default_factory=dict)
 
-    def hide(self, packages: Collection[str]) -> None:
-        """Hides these packages and all of their modules."""
+    def hide(self) -> None:
+        """Hides the packages and all of their modules."""
         for name, module in list(sys.modules.items()):
-            if (package := name.partition(".")[0]) in packages and package in sys.modules:
-                self._hidden.setdefault(package, {})[name] = module
-        for modules in self._hidden.values():
-            for name in modules:
-                del sys.modules[name]
+            if name.partition(".")[0] in self.packages:
+                self._hidden[name] = sys.modules.pop(name, module)
         sys.meta_path.insert(0, self)
 
-    def show(self, package: str) -> None:
-        """Undoes that for one of them; does nothing the second time."""
-        sys.modules.update(self._hidden.pop(package, {}))
+    def show(self) -> None:
+        """Undoes that; does nothing the second time."""
+        sys.modules.update(self._hidden)
+        self.forget()
 
-    def show_all(self) -> None:
-        """Undoes all of it."""
-        for package in list(self._hidden):
-            self.show(package)
+    def forget(self) -> None:
+        """Leaves it to the program to import them."""
+        self._hidden = {}
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Finds a package; not every caller imports it, some only ask whether there is one."""
-        if name != TORCH and self.has_changed():
-            self._hidden.pop(name, None)
-        if name not in self._hidden or (found := self._hidden[name][name].__spec__) is None:
+        hidden = self._hidden.get(name) if name in self.packages else None
+        if hidden is None or (found := hidden.__spec__) is None:
+            return None
+        if not self.are_valid():
+            self.forget()
             return None
         spec = ModuleSpec(name, self, origin=found.origin)
         spec.submodule_search_locations = found.submodule_search_locations
@@ -89,15 +89,15 @@ class HiddenPackages(MetaPathFinder, Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """The package as it is."""
-        self.on_import(spec.name)
-        module = self._hidden[spec.name][spec.name]
+        self.on_import()
+        module = self._hidden[spec.name]
         self._specs[spec.name] = module.__spec__  # importlib replaces it
         return module
 
     def exec_module(self, module: ModuleType) -> None:
         """Nothing is left to do but what importlib expects."""
         module.__spec__ = self._specs.pop(module.__name__)
-        self.show(module.__name__)
+        self.show()
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,10 @@ class Beginning:
     env: dict[str, str] = field(default_factory=lambda: dict(os.environ))
     directory: str = field(default_factory=os.getcwd)
     pid: int = field(default_factory=os.getpid)
+
+    def is_unchanged(self) -> bool:
+        """Whether the environment is as it was."""
+        return dict(os.environ) == self.env
 
     def begin_anew_if_changed(self) -> None:
         """Replaces the rank by a new one, which imports torch in the environment of this moment."""

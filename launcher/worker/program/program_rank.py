@@ -12,12 +12,13 @@ import os
 import random
 import runpy
 import signal
+import socket
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 from pathlib import Path
@@ -64,6 +65,8 @@ P = ParamSpec("P")
 
 FLUSH_NS = 500_000_000
 """Records are written this often: seldom enough to cost nothing, often enough to show progress."""
+LISTENS_S = 1.0
+"""How long a server may take to accept a connection."""
 PROGRESS_PARTS = 2000
 """Progress is reported once in this part of the time so far."""
 MAX_PROGRESS = 2 * PROGRESS_PARTS
@@ -365,25 +368,24 @@ class ProgramRank:
     def execute(self) -> int:
         """Runs the program to its end, whatever that is; the exit code."""
         beginning = self.beginning
-        hidden = HiddenPackages(
-            self.note_import, lambda: beginning is not None and dict(os.environ) != beginning.env
-        )
+        torch_alone, others = HiddenPackages({TORCH}), HiddenPackages(PRELOADED)
+        if beginning is not None:
+            torch_alone.on_import = beginning.begin_anew_if_changed
+            others.are_valid = beginning.is_unchanged
         before = {name for name in sys.modules if name.partition(".")[0] not in PRELOADED}
-        hidden.hide({TORCH, *PRELOADED})
+        torch_alone.hide()
+        others.hide()
         try:
-            code = self.run_program()
+            with self.watched_exit():
+                code = self.run_program()
             imported = [name for name in sys.modules if name not in before]
         finally:
-            hidden.show_all()
+            torch_alone.show()
+            others.show()
         script, is_first = self.config.script, self.rank == 0 and os.getpid() == self.pid
-        if code == 0 and is_first and script is not None and self.beginning is not None:
-            remember(script, imported, self.beginning.env)
+        if code == 0 and is_first and script is not None and beginning is not None:
+            remember(script, imported, beginning.env)
         return code
-
-    def note_import(self, package: str) -> None:
-        """The program imports a package that was hidden."""
-        if package == TORCH and self.beginning is not None:
-            self.beginning.begin_anew_if_changed()
 
     def run_program(self) -> int:
         """Runs the program as Python does; the exit code."""
@@ -415,8 +417,9 @@ class ProgramRank:
         sys.excepthook(type(error), error, error.__traceback__)
         return 1
 
-    def watch_exit(self) -> None:
-        """Has the program write its last steps when it ends by `os._exit`, too."""
+    @contextmanager
+    def watched_exit(self) -> Iterator[None]:
+        """Within it, the program's last steps are written when it ends by `os._exit`, too."""
         exit_now = os._exit
 
         def close_and_exit(status: int) -> NoReturn:
@@ -427,6 +430,10 @@ class ProgramRank:
             exit_now(status)
 
         os._exit = close_and_exit
+        try:
+            yield
+        finally:
+            os._exit = exit_now
 
     def close(self, code: int) -> None:
         """Writes the last steps and the warnings about them."""
@@ -497,10 +504,7 @@ def main(argv: Sequence[str], set_before: Sequence[str] = ()) -> NoReturn:
     beginning = None if set_before else Beginning(tuple(argv), str(run.control(config.launch)))
     pid = os.getpid()
     program = ProgramRank(config, rank, run, recorder, pid, has_had_group, beginning, set_before)
-    exit_now = os._exit
-    program.watch_exit()
     code = program.execute()
-    os._exit = exit_now
     hooks.close()
     try:
         program.close(code)
@@ -605,7 +609,8 @@ def report_other_stores() -> None:
 
     @functools.wraps(original)
     def create(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
-        if str(port) != own and module._torchelastic_use_agent_store():
+        is_elsewhere = str(port) != own and module._torchelastic_use_agent_store()
+        if is_elsewhere and not listens(hostname, port):
             print_to_log(
                 f"gpurun: this rank waits at {hostname}:{port} for the others, and nothing listens there: "
                 f"their store is at port {own}; leave MASTER_ADDR and MASTER_PORT as they are"
@@ -613,6 +618,15 @@ def report_other_stores() -> None:
         return original(hostname, port, *args, **kwargs)
 
     module._create_c10d_store = create
+
+
+def listens(hostname: str, port: int) -> bool:
+    """Whether a server does there."""
+    try:
+        socket.create_connection((hostname, port), timeout=LISTENS_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def watch_skipped_steps(recorder: StepRecorder) -> Callable[[], None]:

@@ -47,7 +47,7 @@ def log(directory: Path, rank: int = 0) -> str:
 
 
 VARIABLES = """
-    import os, sys
+    import importlib.util, os, sys
     print("begins with", os.environ.get("OMP_NUM_THREADS"))
     os.environ["OMP_NUM_THREADS"] = "3"
     os.environ["TORCH_LOGS"] = "recompiles"
@@ -55,6 +55,8 @@ VARIABLES = """
     os.environ["NEW_PATHS"] += ":one"
     os.environ["WANDB_MODE"] = "offline"
     os.chdir("/")
+    assert importlib.util.find_spec("torch")  # no import: torch reads what is set until that
+    os.environ["TORCH_SHOW_CPP_STACKTRACES"] = "1"
     {imports}
     import torch
     import torch._logging._internal as logging
@@ -76,7 +78,7 @@ def test_variables_that_are_set_before_torch_is_imported_are_obeyed(tmp_path: Pa
     lines = log(tmp_path).splitlines()
     assert lines[-2:] == ["logs ['recompiles']", "paths :one ['--epochs', '1']"]
     assert len([line for line in lines if line.startswith("begins")]) == 2
-    said = "sets OMP_NUM_THREADS and TORCH_LOGS before it imports torch"
+    said = "sets OMP_NUM_THREADS, TORCH_LOGS and TORCH_SHOW_CPP_STACKTRACES before it imports torch"
     assert said in " ".join(details(result).split())
     assert result.variant("script-1")["step_ms"] is not None
     assert "rank0.pt.trace.json.gz" in str(result.variant("script-1")["ranks"])
