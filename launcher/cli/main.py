@@ -108,6 +108,7 @@ class Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups = {**GROUPS, "Further": FURTHER} if ctx.meta.get(SHOWS_ALL) else GROUPS
         width = max(map(len, COMMANDS))
+        formatter.write_paragraph()
         for title, group in groups.items():
             formatter.write(f"{title}:\n")
             for name, entry in group.items():
