@@ -46,6 +46,16 @@ def us_in_ms(us: float) -> str:
     return format_number(us / 1000, 3) if us else "-"
 
 
+def adding_up(parts_us: Sequence[float], total_us: float) -> list[int]:
+    """Parts in whole µs that add up to the whole in µs: the largest remainders are rounded up."""
+    whole = [math.floor(each) for each in parts_us]
+    missing = round(total_us) - sum(whole)
+    if not 0 <= missing <= len(whole):  # they are no parts of it
+        return [round(each) for each in parts_us]
+    by_rest = sorted(range(len(whole)), key=lambda i: whole[i] - parts_us[i])
+    return [each + (i in by_rest[:missing]) for i, each in enumerate(whole)]
+
+
 def format_percent(percent: float, ci: Interval | None = None, signed: bool = False) -> str:
     """`13.8 %`, as precise as `ci` (in percent) supports; without one whole, below 1 in tenths."""
     decimals = percent_decimals(percent, ci)

@@ -281,22 +281,23 @@ _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
         "More loader processes (`workers`, `num_workers`), or less work per sample.",
     ),
     "exposed-copies": (
-        f"{_SPENDS} on copies that nothing overlaps",
+        f"{_SPENDS} on copies[ of {{memory}}] that nothing overlaps",
         "Copies between host and device take time that nothing hides.",
-        "Copies in the trace that no kernel overlaps.",
-        "Pin the memory and copy with `non_blocking=True`; copy on a stream of its own.",
-    ),
-    "exposed-pinned-copies": (
-        f"{_SPENDS} on copies of pinned memory that nothing overlaps",
-        "Copies take time that nothing hides, though their memory is pinned.",
-        "The traces name the memory of most of the copies' time as pinned, or as the device's.",
-        "Copy less, or on another stream while the device computes.",
+        "Copies in the trace that no kernel overlaps; their names say which memory is pinned.",
+        "Pin the memory and copy with `non_blocking=True`; else copy less, or on a stream of its own.",
     ),
     "host-bound": (
         f"{_SPENDS} waiting for the CPU to launch work",
         "The device waits for Python to launch work.",
-        "Gaps before kernels whose launch had not begun.",
+        "Gaps before the end of the call that launches the next kernel.",
         "Larger batches, `torch.compile`, or CUDA graphs.",
+    ),
+    "one-off-work": (
+        f"{_SPENDS} in what is done once[ ({{call}}: {{call_ms}} ms in {{num_calls:call}})]"
+        "[, in {alone} that was traced]",
+        "The device waits while modules are loaded, memory is allocated or code is compiled.",
+        "Gaps in calls that a program makes once, in launches of 1 ms or more, and in torch.compile.",
+        "Trace later steps: `schedule(wait=…, warmup=…)`.",
     ),
     "python-bound": (
         f"{_SPENDS} in Python between operators",
@@ -370,6 +371,7 @@ SPENT: Mapping[str, str] = {
     "copies": "on copies",
     "pinned_copies": "on copies",
     "host": "waiting for the CPU",
+    "one_off": "in what is done once",
     "python": "in Python",
     "outside": "outside of operators",
     "unseen": "outside of operators",
@@ -393,6 +395,9 @@ _ON_PARTS: Mapping[str, Mapping[str, str]] = {
     "copies": {"": "pin the memory and copy with non_blocking=True"},
     "pinned_copies": {"": "copy less, or on another stream while the device computes"},
     "host": {"": "try larger batches, torch.compile or CUDA graphs"},
+    "one_off": {
+        "": "trace later steps, after a warm-up: torch.profiler.schedule(wait=5, warmup=3, active=3)"
+    },
     "python": {"": "try larger batches, fewer operators, or torch.compile"},
     "outside": {
         "": "record the profiler's with_stack=True",

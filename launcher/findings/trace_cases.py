@@ -18,7 +18,6 @@ _PRESENT = "{num_present} of {num_ranks} ranks are present: waiting for the othe
 _OF_A_FILE: Mapping[str, str] = {
     "link-not-followed": "symbolic link out of the directory, not followed",
     "merged": "a merged trace of all ranks, written by gpurun; left out",
-    "same-rank": "same {who} as {later}, which was recorded later; left out",
     "rank-by-name": _NO_RANK + " by name",
     "rank-by-place": _NO_RANK + "[ by place among {num_files:file}]",
     "cut-off": "cut off at byte {cut_byte}: what was to follow is missing, so times are too short",
@@ -26,6 +25,9 @@ _OF_A_FILE: Mapping[str, str] = {
     "timeless": "{num_events:event} whose time is not a number left out",
     "out-of-range": "{num_events:event} of negative length or with times out of range left out",
     "device-not-read": "work on the {device} isn't read",
+    "from-torch-npu": "written by torch_npu: operators on the CPU are read, work on the NPU isn't",
+    "old-autograd": "written by torch.autograd.profiler of an old torch, which has no kernels: work on the "
+    "GPU is that of operators, with what they call",
     "unknown-categories": "events of unknown categories left out: {categories}",
     "other-steps": "steps {recorded_step} (all of them: --steps {first_step}:{end_step}), none of those "
     "asked for",
@@ -47,6 +49,10 @@ _OF_A_FILE: Mapping[str, str] = {
 _OF_ALL: Mapping[str, str] = {
     "not-read": "{why}",
     "other-jobs": "traces of other jobs left out: {directories}",
+    "captures": "{num_captures:other capture} of {who} left out, the newest is shown; "
+    "`gpurun diff A B` compares two: {files}",
+    "jobs-apart": "{num_captures:trace} of another job left out, the newest with most ranks is shown: "
+    "{files}",
     "one-rank-present": _PRESENT,
     "ranks-missing": _PRESENT + ", so bandwidths are at least those shown",
     "ranks-cut-off": "means, bubbles and causes are without {who}: what is cut off isn't known",
@@ -66,6 +72,8 @@ _OF_ALL: Mapping[str, str] = {
     "clocks-linked-by-messages": "only messages link the clocks of {who} with that of the lowest rank: known "
     "to ±{slack_us} µs",
     "shapes-on-one-side": "only {side} has shapes (record_shapes=True): operators aren't compared by shape",
+    "other-device": "a GPU worked in {side} only: operators are compared by their time on the CPU, kernels, "
+    "shapes and callers aren't",
     "no-common-moment": "by their clocks the traces have no moment in common; each is shown from its own "
     "start (traces of different jobs belong in separate directories)",
     "nested-too-deeply": "{num_ranges} ranges are nested too deeply to be shown",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -19,7 +19,15 @@ from gpurun.launcher.trace.model import (
     Table,
     TraceReport,
 )
-from gpurun.launcher.units import format_count, format_number, format_percent, format_rate, plural, us_in_ms
+from gpurun.launcher.units import (
+    adding_up,
+    format_count,
+    format_number,
+    format_percent,
+    format_rate,
+    plural,
+    us_in_ms,
+)
 
 R = TypeVar("R")
 
@@ -37,8 +45,9 @@ _WORDS = {
     "transfer": "transfer",
     "copies": "copies",
     "input": "waiting for input",
+    "one-off": "what the CPU does once",
     "host": "the CPU: Python, operators, launches",
-    "latency": "from a launch, or the end of what was waited for, to the start",
+    "latency": "from the end of a launch, or of what was waited for, to the start",
     "before": "until this rank's trace begins",
 }
 _WITHOUT = {
@@ -46,6 +55,7 @@ _WITHOUT = {
     "transfer": "the transfer of collectives",
     "copies": "the copies",
     "input": "waiting for input",
+    "one-off": "what the CPU does once",
     "host": "the CPU's time",
     "latency": "the time until launched work starts",
     "before": "the later begin of a rank's trace",
@@ -304,7 +314,9 @@ def _critical_path(report: TraceReport) -> TableContent:
 
 def _parts(path: CriticalPath, times: tuple[FigureColumn[PathPart], ...]) -> ShownTable:
     title = "critical path over all ranks"
-    table = _table((*times, _GAIN), title, path.parts, lambda row: _WORDS[row.part])
+    shown = adding_up([each.path_us for each in path.parts], path.length_us)
+    parts = [replace(each, path_us=us) for each, us in zip(path.parts, shown, strict=True)]
+    table = _table((*times, _GAIN), title, parts, lambda row: _WORDS[row.part])
     whole = (Cell(us_in_ms(path.length_us), path.length_us), Cell("100", 100.0), Cell("", None))
     total = ShownRow(whole, _whole(path), is_total=True)
     return ShownTable(table.titles, table.name_title, (*table.rows, total))

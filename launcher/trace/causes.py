@@ -26,6 +26,7 @@ Part = Literal[
     "copies",
     "pinned_copies",
     "host",
+    "one_off",
     "python",
     "outside",
     "unseen",
@@ -43,8 +44,9 @@ Part = Literal[
 PARTS: Mapping[Part, str] = {
     "input": "input-stall",
     "copies": "exposed-copies",
-    "pinned_copies": "exposed-pinned-copies",
+    "pinned_copies": "exposed-copies",
     "host": "host-bound",
+    "one_off": "one-off-work",
     "python": "python-bound",
     "outside": "not-recorded",
     "unseen": "not-recorded",
@@ -263,6 +265,8 @@ def _own(part: Part, slowest: RankTime, measured: MeasuredRanks) -> Cause:
         "of": measured.of,
         "case": part if part in NOT_RECORDED else None,
     }
+    if part == "pinned_copies":
+        figures["memory"] = "pinned memory"
     if part in ("transfer", "model_transfer"):
         figures["groups"] = measured.transfer_groups
     if added_ns:

@@ -5,24 +5,27 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 from gpurun.launcher.findings.finding import Finding, finding, noticed, of_level, with_figures
 from gpurun.launcher.findings.finding_kinds import SPENT
 from gpurun.launcher.trace.causes import to_do
-from gpurun.launcher.trace.model import Breakdown, NameTotal, RankTrace, RowKind, TraceReport
+from gpurun.launcher.trace.model import Breakdown, NameTotal, RankTrace, RowKind, ShapeTotal, TraceReport
 from gpurun.launcher.units import change_text, listed
 
 Per = Literal["step", "second"]
 State = Literal["new", "gone", "slower", "faster", "same"]
 SECOND_US = 1e6
+N = TypeVar("N", str, "Path")
+Totals = Mapping[N, tuple[float, float]]
+"""Time in µs and calls, by name or path."""
 LEAST_PERCENT = 1.0
 """Below this, a step takes as long in both captures."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """Time under one name in both captures, µs per step and rank, or per second of a rank's trace."""
+    """Time under one name in both captures, µs per step and rank; see `TraceDiff.per`."""
 
     name: str
     a_us: float
@@ -41,7 +44,7 @@ class OperatorChange(Change):
     state: State
     """new: only in B does it take any time there; gone: only in A; else which takes longer."""
     a_count: float
-    """Calls, per step and rank, or per second of a rank's trace."""
+    """Calls, per step and rank; without steps, all of them."""
     b_count: float
 
 
@@ -54,7 +57,8 @@ class TraceDiff:
     num_steps: tuple[int, int]
     """Steps, summed over ranks; 0 where the traces mark none."""
     per: Per
-    """The unit of times: a step, or a second of the trace where a rank of A or B has no steps.
+    """The unit of times: a step; where a rank of A or B has no steps, a second of the trace for `classes`,
+    and a call for names.
 
     Then the lengths of the two captures don't matter, and how long a step takes can't be compared.
     """
@@ -67,7 +71,7 @@ class TraceDiff:
     """Operators with the shapes and types of their tensors; empty without shapes in the traces of A or B."""
     operators: tuple[OperatorChange, ...] | None = None
     """The tree of what calls what: rows that changed, and those around them; by growth within each.
-    `None` unless asked for."""
+    `None` unless asked for, and where a GPU worked in only one of the captures."""
     devices: tuple[str, str] = ("", "")
     """The models of the ranks' devices: of others, times differ whatever changed."""
     findings: tuple[Finding, ...] = ()
@@ -81,7 +85,8 @@ _CLASSES: tuple[tuple[str, Callable[[Breakdown], float]], ...] = (
     ("exposed_wait", lambda each: each.exposed_wait_us),
     ("exposed_memcpy", lambda each: each.exposed_memcpy_us),
     ("other_steps", lambda each: each.other_steps_us),
-    ("idle_host", lambda each: each.idle_by_cause_us.host),
+    ("idle_host", lambda each: each.idle_by_cause_us.of_launches),
+    ("idle_one_off", lambda each: each.idle_by_cause_us.one_off),
     ("idle_comm_wait", lambda each: each.idle_by_cause_us.comm_wait),
     ("idle_data", lambda each: each.idle_by_cause_us.data),
     ("idle_other", lambda each: each.idle_by_cause_us.other),
@@ -91,7 +96,8 @@ _CLASSES: tuple[tuple[str, Callable[[Breakdown], float]], ...] = (
 
 def diff_traces(a: TraceReport, b: TraceReport) -> TraceDiff:
     """The changes from `a` to `b`."""
-    on_gpu = any(row.device_us for report in (a, b) for rank in report.ranks for row in rank.ops)
+    on_gpu = [any(rank.kernels for rank in report.ranks) for report in (a, b)]
+    is_alike = on_gpu[0] == on_gpu[1]
     per: Per = "step" if all(rank.steps for report in (a, b) for rank in report.ranks) else "second"
     classes = _CLASSES if per == "step" else _CLASSES[1:]
     found = TraceDiff(
@@ -101,12 +107,14 @@ def diff_traces(a: TraceReport, b: TraceReport) -> TraceDiff:
         devices=(_devices(a), _devices(b)),
         per=per,
         classes=tuple(_change(name, _mean(a, of, per), _mean(b, of, per)) for name, of in classes),
-        kernels=_changes(a, b, lambda rank: _rows(rank, per, "kernels"), True, per),
-        ops=_changes(a, b, lambda rank: _rows(rank, per, "ops"), on_gpu, per),
-        shapes=_shape_changes(a, b, per),
-        operators=operator_changes(a, b, per),
+        kernels=_changes(a, b, lambda rank: _rows(rank, per, "kernels"), True, per) if is_alike else (),
+        ops=_changes(a, b, lambda rank: _rows(rank, per, "ops"), all(on_gpu), per),
+        shapes=_shape_changes(a, b, per) if is_alike else (),
+        operators=operator_changes(a, b, per) if is_alike else None,
     )
-    return replace(found, findings=(*_findings(found), *_notes(a, b)))
+    if not is_alike:
+        found = replace(found, findings=(noticed("other-device", side="A" if on_gpu[0] else "B"),))
+    return replace(found, findings=(*_findings(found), *found.findings, *_notes(a, b)))
 
 
 def _findings(diff: TraceDiff) -> Iterator[Finding]:
@@ -137,6 +145,7 @@ def _findings(diff: TraceDiff) -> Iterator[Finding]:
 PART_NAMES = {
     "idle_data": SPENT["input"],
     "idle_host": SPENT["host"],
+    "idle_one_off": SPENT["one_off"],
     "idle_other": "idle time for another reason",
     "idle_unknown": "idle time for an unknown reason",
 }
@@ -160,17 +169,17 @@ def _rows(rank: RankTrace, per: Per, kind: Literal["kernels", "ops"]) -> tuple[N
     return rows
 
 
-def _units(report: TraceReport, per: Per) -> float:
-    """The number of steps, or of seconds, of all ranks together."""
-    if per == "step":
-        return max(_num_steps(report), 1)
-    return max(sum(rank.total.span_us for rank in report.ranks) / SECOND_US, 1 / SECOND_US)
+def _units(report: TraceReport, per: Per) -> float | None:
+    """The number of steps of all ranks together; `None` where names are compared by call."""
+    return max(_num_steps(report), 1) if per == "step" else None
 
 
 def _mean(report: TraceReport, of: Callable[[Breakdown], float], per: Per) -> float:
+    """Per step, or per second, of all ranks together."""
+    seconds = max(sum(rank.total.span_us for rank in report.ranks) / SECOND_US, 1 / SECOND_US)
     return sum(
         of(each) for rank in report.ranks for each in (rank.steps if per == "step" else (rank.total,))
-    ) / _units(report, per)
+    ) / (_units(report, per) or seconds)
 
 
 def _changes(
@@ -180,18 +189,27 @@ def _changes(
     on_gpu: bool,
     per: Per,
 ) -> tuple[Change, ...]:
-    before, after = _by_name(a, rows, on_gpu, per), _by_name(b, rows, on_gpu, per)
-    names = sorted(before.keys() | after.keys())
-    changes = [_change(name, before.get(name, 0.0), after.get(name, 0.0)) for name in names]
-    return tuple(sorted(changes, key=lambda change: -change.change_us))
+    return _compared(_by_name(a, rows, on_gpu), _by_name(b, rows, on_gpu), _units(a, per), _units(b, per))
 
 
 def _shape_changes(a: TraceReport, b: TraceReport, per: Per) -> tuple[Change, ...]:
     before, after = _by_shape(a, per), _by_shape(b, per)
-    if not before or not after:
-        return ()
-    changes = [_change(name, before.get(name, 0.0), after.get(name, 0.0)) for name in before | after]
-    return tuple(sorted(changes, key=lambda change: (-change.change_us, change.name)))
+    return _compared(before, after, _units(a, per), _units(b, per)) if before and after else ()
+
+
+def _compared(before: Totals[str], after: Totals[str], *units: float | None) -> tuple[Change, ...]:
+    """The changes by name, those first that cost most."""
+    growth = {}
+    for name in {**before, **after}:
+        (a_us, a_count), (b_us, b_count) = (side.get(name, (0.0, 0.0)) for side in (before, after))
+        change = _change(name, _in_units(a_us, a_count, units[0]), _in_units(b_us, b_count, units[1]))
+        growth[name] = (change.change_us * (1 if units[0] else max(a_count, b_count)), change)
+    return tuple(growth[name][1] for name in sorted(growth, key=lambda name: (-growth[name][0], name)))
+
+
+def _in_units(us: float, count: float, units: float | None) -> float:
+    """Per step and rank; per call, where no units are given."""
+    return us / (max(count, 1) if units is None else units)
 
 
 def _notes(a: TraceReport, b: TraceReport) -> Iterator[Finding]:
@@ -206,12 +224,20 @@ def _has_shapes(report: TraceReport) -> bool:
     return bool(report.shapes) or any(row.kind == "shapes" for row in report.operators or ())
 
 
-def _by_shape(report: TraceReport, per: Per) -> dict[str, float]:
+def _by_shape(report: TraceReport, per: Per) -> Totals[str]:
     rows = report.shapes if per == "second" or report.shapes_in_steps is None else report.shapes_in_steps
-    sums: dict[str, float] = {}
-    for row in rows or ():
-        name = " ".join(filter(None, (row.name, row.shapes, row.types)))
-        sums[name] = sums.get(name, 0.0) + row.device_us / _units(report, per)
+    return _sums((_name(row), row.device_us, row.count) for row in rows or ())
+
+
+def _name(row: ShapeTotal) -> str:
+    return " ".join(filter(None, (row.name, row.shapes, row.types)))
+
+
+def _sums(rows: Iterable[tuple[str, float, float]]) -> Totals[str]:
+    sums: dict[str, tuple[float, float]] = {}
+    for name, us, count in rows:
+        old_us, old_count = sums.get(name, (0.0, 0.0))
+        sums[name] = (old_us + us, old_count + count)
     return sums
 
 
@@ -220,8 +246,6 @@ MAX_ROWS = 10_000
 Place = tuple[RowKind, str]
 Path = tuple[Place, ...]
 """The places from the outermost module or operator to the one that is meant."""
-Totals = Mapping[Path, tuple[float, float]]
-"""Time in µs and calls by path, per unit."""
 
 
 def operator_changes(a: TraceReport, b: TraceReport, per: Per) -> tuple[OperatorChange, ...] | None:
@@ -239,7 +263,7 @@ def operator_changes(a: TraceReport, b: TraceReport, per: Per) -> tuple[Operator
     return tuple(changes[path] for path in in_order(ordered))
 
 
-def _tree(report: TraceReport, per: Per) -> Totals | None:
+def _tree(report: TraceReport, per: Per) -> Totals[Path] | None:
     is_whole = per == "second" or report.operators_in_steps is None
     rows = report.operators if is_whole else report.operators_in_steps
     if rows is None:
@@ -249,7 +273,7 @@ def _tree(report: TraceReport, per: Per) -> Totals | None:
     path: Path = ()
     for row in rows:
         path = (*path[: row.depth], (row.kind, row.name))
-        found[path] = (row.total_us / units, row.count / units)
+        found[path] = (_in_units(row.total_us, row.count, units), row.count / (units or 1))
     return found
 
 
@@ -266,12 +290,12 @@ def in_order(paths: Iterable[Path]) -> list[Path]:
     return found
 
 
-def _comparable(path: Path, side: Totals) -> bool:
+def _comparable(path: Path, side: Totals[Path]) -> bool:
     """Whether a side that lacks the path really does: of a tree that was cut, only the longest are known."""
     return path in side or len(side) < MAX_ROWS
 
 
-def _operator_change(path: Path, before: Totals, after: Totals) -> OperatorChange:
+def _operator_change(path: Path, before: Totals[Path], after: Totals[Path]) -> OperatorChange:
     (a_us, a_count), (b_us, b_count) = (side.get(path, (0.0, 0.0)) for side in (before, after))
     state: State = "slower" if b_us > a_us else "faster" if b_us < a_us else "same"
     if path not in before or path not in after:
@@ -284,15 +308,10 @@ def _operator_change(path: Path, before: Totals, after: Totals) -> OperatorChang
 
 
 def _by_name(
-    report: TraceReport, rows: Callable[[RankTrace], Iterable[NameTotal]], on_gpu: bool, per: Per
-) -> dict[str, float]:
-    units = _units(report, per)
-    sums: dict[str, float] = {}
-    for rank in report.ranks:
-        for row in rows(rank):
-            time_us = row.device_us if on_gpu else row.host_us
-            sums[row.name] = sums.get(row.name, 0.0) + time_us / units
-    return sums
+    report: TraceReport, rows: Callable[[RankTrace], Iterable[NameTotal]], on_gpu: bool
+) -> Totals[str]:
+    of_ranks = (row for rank in report.ranks for row in rows(rank))
+    return _sums((row.name, row.device_us if on_gpu else row.host_us, row.count) for row in of_ranks)
 
 
 def _change(name: str, a_us: float, b_us: float) -> Change:

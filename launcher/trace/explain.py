@@ -52,7 +52,7 @@ def explain(report: TraceReport) -> tuple[Finding, ...]:
     if len(cut) == len(report.ranks):  # what they lack would look like waiting
         return (_traced(report, num_cut=len(cut)),)
     found = trace_causes(report)
-    first = most_lost(found)
+    first = _once(found) or most_lost(found)
     if first is None:
         return (_traced(report),)
     found = [first, *(cause for cause in found if cause is not first)]
@@ -67,6 +67,11 @@ def explain(report: TraceReport) -> tuple[Finding, ...]:
     said = [(cause, each) for cause in named for each in _said(cause)]
     weighed = (replace(each, weight=most) if cause is first else each for cause, each in said)
     return ranked((_traced(report), *weighed))
+
+
+def _once(found: Sequence[Cause]) -> Cause | None:
+    """What is done once, if it matters: other shares are then not those of a usual step."""
+    return next((each for each in found if each.part == "one_off" and each.share >= MENTION_FROM), None)
 
 
 def _said(cause: Cause) -> tuple[Finding, ...]:
@@ -112,9 +117,10 @@ def trace_causes(report: TraceReport) -> list[Cause]:
     ]
     if not ranks:
         return []
+    slowest = max(ranks, key=lambda each: each.work_ns).rank
     measured = MeasuredRanks(
         tuple(ranks),
-        max(ranks, key=lambda each: each.work_ns).rank,
+        slowest,
         by_collectives=True,
         last=last_rank(report),
         bubble=_bubble(report),
@@ -122,7 +128,19 @@ def trace_causes(report: TraceReport) -> list[Cause]:
         transfer_groups=_groups(report, _most_transfer(report)),
         wait_groups=_groups(report, _most_waiting(report)),
     )
-    return causes(measured)
+    once = next(rank for rank in report.ranks if rank.rank == slowest)
+    return [_named(cause, once) if cause.part == "one_off" else cause for cause in causes(measured)]
+
+
+def _named(cause: Cause, rank: RankTrace) -> Cause:
+    """With the longest of the calls that a program makes once; and whether this may be its first step."""
+    figures = dict(cause.figures)
+    if rank.one_off:
+        first = rank.one_off[0]
+        figures |= {"call": first.name, "call_ms": first.host_us / 1000, "num_calls": first.count}
+    if len(rank.steps) == 1:
+        figures["alone"] = "the only step"
+    return replace(cause, figures=figures)
 
 
 def _means(report: TraceReport) -> list[tuple[RankTrace, Breakdown]]:
@@ -149,7 +167,8 @@ def _rank_time(rank: RankTrace, mean: Breakdown, parts: _Parts, wait_us: float) 
     lost_us: dict[Part, float] = {
         "input": idle.data,
         parts.copies: mean.exposed_memcpy_us,
-        parts.host: idle.host,
+        parts.host: idle.of_launches,
+        "one_off": idle.one_off,
         parts.transfer: mean.exposed_transfer_us,
         "gaps": mean.other_steps_us + idle.other,
         "unknown": idle.unknown,

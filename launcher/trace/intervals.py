@@ -56,6 +56,17 @@ class Intervals:
         starts = np.maximum(self.starts[first:last], start_ns)
         return _without_empty(starts, np.minimum(self.ends[first:last], end_ns))
 
+    def inside_ns(self, starts: Int64, ends: Int64) -> Int64:
+        """How much of each stretch lies in this set; nothing of one that ends before it starts."""
+        return np.asarray(np.maximum(self._until(ends) - self._until(starts), 0), np.int64)
+
+    def _until(self, times: Int64) -> Int64:
+        """How much of the set lies before each of these times."""
+        place = np.searchsorted(self.starts, times, "right")
+        sums = np.append(0, np.cumsum(self.ends - self.starts))
+        last_end = np.append(self.ends, 0)[place - 1]
+        return np.asarray(sums[place] - np.where(place > 0, np.maximum(last_end - times, 0), 0), np.int64)
+
     def join(self, other: Intervals) -> Intervals:
         """The points that lie in either set."""
         starts = np.concatenate((self.starts, other.starts))

@@ -144,8 +144,8 @@ class PathPart:
     """A part of the critical path."""
 
     part: str
-    """compute, transfer, copies, input, host (the CPU launches), latency (between launch and start) or before
-    (the rank's capture began later than that of others)."""
+    """compute, transfer, copies, input, one-off, host (the CPU launches), latency (between launch and start)
+    or before (the rank's capture began later than that of others)."""
     name: str | None
     """A kernel, or a kind of collective and its group; `None`: all of that part."""
     rank: int | None
@@ -183,18 +183,32 @@ class CriticalPath:
 
 @dataclass(frozen=True)
 class IdleCauses:
-    """Idle time of the device by cause; adds up to `idle_us`."""
+    """Idle time of the device by cause; adds up to `idle_us`. Work is launched when the call for it ends."""
 
     host: float
-    """The CPU had launched nothing: Python, operators, launches."""
+    """The launching call hadn't begun: Python, operators."""
+    launching: float
+    """The launching call was running."""
+    latency: float
+    """It had ended while nothing ran, and the work started: at most 20 µs of each gap."""
+    one_off: float
+    """Before the launch, the CPU did what it does once: it loaded a module, allocated memory, compiled.
+
+    A launching call of 1 ms or more loads the module that it needs.
+    """
     comm_wait: float
     """The device waited for a collective on the CPU."""
     data: float
     """The training loop waited for its next batch."""
     other: float
-    """Work was launched but had not started yet."""
+    """Work was launched and waited for something else."""
     unknown: float
     """The trace doesn't have the launch of the work that came next."""
+
+    @property
+    def of_launches(self) -> float:
+        """Nothing was launched that could have started."""
+        return self.host + self.launching + self.latency
 
 
 @dataclass(frozen=True)
@@ -270,7 +284,7 @@ class NameTotal:
 
     name: str
     kind: str
-    """compute, comm or memcpy; op; module."""
+    """compute, comm or memcpy; op; module; one-off."""
     count: int
     """The calls of an operator or module on the CPU; replays of a CUDA graph aren't any."""
     device_us: float
@@ -354,6 +368,8 @@ class RankTrace:
     """The work that the steps launched, if the trace has steps and also work outside of them."""
     is_cut: bool = False
     """Whether the file ends early, so that any of these figures may lack something."""
+    one_off: tuple[NameTotal, ...] = ()
+    """Calls that do what is done once, and `torch.compile`, longest first, also while the device worked."""
     facts: RankFacts | None = None
     """`None` in traces of others, and of `dp`, whose replicas share a process."""
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from gpurun.launcher.trace.model import Breakdown, RankTrace, StepBreakdown
 
 
-SCHEMA = 10
+SCHEMA = 11
 MOST_OPERATORS = 20
 """The number of operators to keep of each rank, the longest ones."""
 
@@ -312,6 +312,7 @@ def mean_breakdown(steps: Sequence[RankBreakdown]) -> RankBreakdown:
 
 def rank_breakdown(step: "Breakdown") -> RankBreakdown:
     """The stretch in whole nanoseconds, which the trace's µs hold exactly."""
+    idle = step.idle_by_cause_us
     return RankBreakdown(
         span_ns=round(step.span_us * 1000),
         compute_ns=round(step.compute_us * 1000),
@@ -320,9 +321,9 @@ def rank_breakdown(step: "Breakdown") -> RankBreakdown:
         exposed_memcpy_ns=round(step.exposed_memcpy_us * 1000),
         other_steps_ns=round(step.other_steps_us * 1000),
         idle_ns=round(step.idle_us * 1000),
-        input_ns=round(step.idle_by_cause_us.data * 1000),
-        host_ns=round(step.idle_by_cause_us.host * 1000),
-        idle_comm_ns=round(step.idle_by_cause_us.comm_wait * 1000),
+        input_ns=round(idle.data * 1000),
+        host_ns=round((idle.of_launches + idle.one_off) * 1000),
+        idle_comm_ns=round(idle.comm_wait * 1000),
         wait_ns=None if step.wait_us is None else round(step.wait_us * 1000),
         transfer_ns=None if step.transfer_us is None else round(step.transfer_us * 1000),
     )

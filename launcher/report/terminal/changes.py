@@ -136,9 +136,14 @@ def _item(text: str, width: int) -> list[str]:
 def shown_changes(diff: TraceDiff, a: str, b: str) -> tuple[TableContent, str]:
     """The tree of operators that changed, and what its figures are; `a` and `b` are names of the sides."""
     if not diff.operators:
-        return TableContent((), (NO_OPERATOR_CHANGED,)), _per(diff, a, b)
+        return TableContent((), (_no_change(diff),)), _per(diff, a, b)
     rows = tuple(ShownRow(_change_cells(each), each.name, each.depth) for each in diff.operators)
     return TableContent((ShownTable((a, b, *CHANGE), OPERATOR_TREE, rows),), ()), _per(diff, a, b)
+
+
+def _no_change(diff: TraceDiff) -> str:
+    """Why there is no tree."""
+    return NO_OPERATOR_CHANGED if diff.operators is not None else "a GPU worked in one of them only"
 
 
 def _change_cells(each: Change) -> tuple[Cell, ...]:
@@ -155,7 +160,7 @@ def render_operator_changes(diff: TraceDiff, width: int, details: bool = True) -
     rows = _most_changed(diff.operators or ())
     more = len(diff.operators or ()) - len(rows)
     parts: list[RenderableType] = [*screen_lines(screen_of(diff.findings), width), "", _of_what(diff), ""]
-    parts.append(_changes(OPERATOR_TREE, rows) if rows else NO_OPERATOR_CHANGED)
+    parts.append(_changes(OPERATOR_TREE, rows) if rows else _no_change(diff))
     parts += [f"… and {more} more; --json has all"] if more else []
     parts += detail_lines(notes_in(diff.findings), details)
     return text_of(Group(*map(plain, parts)), width)
@@ -203,7 +208,8 @@ def _per(diff: TraceDiff, a: str = "A", b: str = "B") -> str:
     if diff.per == "step":
         return "ms per step and rank"
     where = without_steps(diff, a, b)
-    return f"no steps are marked in {where} (by profiler.step()), so ms per second of each rank's trace"
+    unmarked = f"no steps are marked in {where} (by profiler.step())"
+    return f"{unmarked}, so ms per second of each rank's trace, and ms per call of kernels and operators"
 
 
 def _changes(title: str, changes: Sequence[Change]) -> Table:

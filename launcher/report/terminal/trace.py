@@ -42,7 +42,7 @@ from gpurun.launcher.trace.model import (
     Table,
     TraceReport,
 )
-from gpurun.launcher.units import format_count, format_number, format_percent, us_in_ms
+from gpurun.launcher.units import adding_up, format_count, format_number, format_percent, us_in_ms
 
 MAX_STEPS = 20
 MAX_NAMES = 10
@@ -82,7 +82,8 @@ _COLUMNS = (
     _Figure("copies", lambda each: each.exposed_memcpy_us, is_optional=True),
     _Figure("other", lambda each: each.other_steps_us, is_optional=True),
     _Figure("idle", lambda each: each.idle_us),
-    _Figure("host", lambda each: each.idle_by_cause_us.host, drop=4),
+    _Figure("host", lambda each: each.idle_by_cause_us.of_launches, drop=4),
+    _Figure("one-off", lambda each: each.idle_by_cause_us.one_off, drop=4, is_optional=True),
     _Figure("input", lambda each: each.idle_by_cause_us.data, drop=5),
     _Figure("kernels", lambda each: each.num_kernels, drop=6, text=lambda n: format_count(n) if n else "-"),
 )
@@ -143,7 +144,7 @@ def _table(
     labels: tuple[str, ...], rows: Sequence[tuple[tuple[str, ...], Breakdown]], width: int
 ) -> list[RenderableType]:
     """The rows with as many figures as there is room for, those that add up to the span in any case."""
-    stretches = [each for _, each in rows]
+    stretches = [_in_whole_us(each) for _, each in rows]
     columns = [
         Column(label, tuple(Text(names[i]) for names, _ in rows), right=True)
         for i, label in enumerate(labels)
@@ -157,6 +158,21 @@ def _table(
     columns.append(Column("", tuple(Text(_bar(each)) for each in stretches), drop=_DROP_BAR))
     shown = fit(columns, width + GAP)
     return [header_line(shown), *(row_line(shown, i) for i in range(len(rows)))]
+
+
+def _in_whole_us(each: Breakdown) -> Breakdown:
+    """As it is shown: the parts add up to the span in the last digit, too."""
+    parts = (each.compute_us, each.exposed_comm_us, each.exposed_memcpy_us, each.other_steps_us, each.idle_us)
+    compute, exposed, copies, other, idle = adding_up(parts, each.span_us)
+    return replace(
+        each,
+        compute_us=compute,
+        exposed_comm_us=exposed,
+        exposed_memcpy_us=copies,
+        other_steps_us=other,
+        idle_us=idle,
+        exposed_wait_us=min(each.exposed_wait_us, exposed),
+    )
 
 
 def _rows(report: TraceReport) -> list[tuple[str, RankTrace | DeviceTrace]]:

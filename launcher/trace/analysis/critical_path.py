@@ -4,11 +4,12 @@ A task ends at a moment that the trace has. It begins when all that it waits for
 its own end is what it costs, and a replay can take that away. As recorded, the replay gives the critical
 path; without one of the graph's parts, what that part costs.
 
-With GPU work, tasks are the host's calls, launches, and the work of every stream. What work waits for: its
-launch, the work before it on its stream, and other streams. The last are known where the trace has records of
-waits (`cuda_sync`). Else they follow from how torch uses streams (a collective waits for the compute launched
-before it; the first compute after `cudaStreamWaitEvent` waits for the collectives), and from times: work that
-begins when another stream's has just ended waited for it.
+With GPU work, tasks are the host's calls, launches, and the work of every stream. Work is launched when its
+launching call ends. What it waits for: its launch, the work before it on its stream, and other streams. The
+last are known where the trace has records of waits (`cuda_sync`). Else they follow from how torch uses
+streams (a collective waits for the compute launched before it; the first compute after
+`cudaStreamWaitEvent` waits for collectives and copies on other streams), and from times: work that begins
+when another stream's has just ended waited for it.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class StepPart(IntEnum):
     """Between a launch, or the end of what the work waited for, and the start of the work."""
     BEFORE = 6
     """Before the rank's first event: its capture began later than that of the others."""
+    ONE_OFF = 7
+    """The CPU does what it does once: it loads modules, allocates memory, compiles."""
 
 
 @dataclass(frozen=True)
@@ -131,18 +134,18 @@ class TaskList:
         )
 
 
-def cpu_tasks(trace: Trace, window: tuple[int, int]) -> Tasks:
+def cpu_tasks(trace: Trace, once: Intervals, window: tuple[int, int]) -> Tasks:
     """The tasks of a trace without GPU work in `window`, in ns since its base.
 
     They are its operators, and the collectives on threads of their own. The trace doesn't say what the
     program waits for. While it waits, no operator runs: a gap between operators in which a collective ends
     was spent waiting for it.
     """
-    return _CpuBuilder(trace, window).build()
+    return _CpuBuilder(trace, once, window).build()
 
 
 class _CpuBuilder:
-    def __init__(self, trace: Trace, window: tuple[int, int]) -> None:
+    def __init__(self, trace: Trace, once: Intervals, window: tuple[int, int]) -> None:
         self.window = window
         self.tasks = TaskList()
         self.last: dict[int, tuple[int, int]] = {}
@@ -151,6 +154,7 @@ class _CpuBuilder:
         self.data = trace.union_of(HostKind.DATA)
         self.compute = union(trace.ops.start[ops], trace.ops.end[ops]).subtract(self.data)
         self.busy = self.compute.join(self.data)
+        self.once = once.subtract(self.busy)
         inside = [each for each in trace.of_kind(HostKind.COMM) if window[0] <= each.start < window[1]]
         self.ranges = sorted(inside, key=lambda each: each.start)
         self.calls = sorted(
@@ -216,11 +220,12 @@ class _CpuBuilder:
     def _spent(self, task: int, start: int, end: int) -> None:
         self.tasks.spends(task, StepPart.COMPUTE, _inside(self.compute, start, end))
         self.tasks.spends(task, StepPart.INPUT, _inside(self.data, start, end))
+        self.tasks.spends(task, StepPart.ONE_OFF, _inside(self.once, start, end))
 
 
 def _inside(times: Intervals, start: int, end: int) -> int:
     """How much of the stretch from `start` to `end` lies in `times`."""
-    return times.clip(start, end).length_ns if end > start else 0
+    return int(times.inside_ns(np.array([start]), np.array([end]))[0])
 
 
 BLOCKING = re.compile(r"(cuda|hip|cu)\w*Synchronize")
@@ -258,15 +263,19 @@ class ApiCall:
         return not self.work and not BLOCKING.match(self.name)
 
 
-def gpu_tasks(trace: Trace, work: Launched, window: tuple[int, int]) -> Tasks:
-    """The tasks of a trace with GPU work that was launched in `window`, in ns since its base."""
-    return _Builder(trace, work, window).build()
+def gpu_tasks(trace: Trace, work: Launched, once: Intervals, window: tuple[int, int]) -> Tasks:
+    """The tasks of a trace with GPU work that was launched in `window`, in ns since its base.
+
+    `once`: when the CPU does what it does once.
+    """
+    return _Builder(trace, work, once, window).build()
 
 
 @dataclass
 class _Builder:
     trace: Trace
     work: Launched
+    once: Intervals
     window: tuple[int, int]
     tasks: TaskList = field(default_factory=TaskList)
     of_work: dict[int, int] = field(default_factory=dict)
@@ -277,7 +286,7 @@ class _Builder:
         self.calls = self._calls()
         self.starts, self.ends = gpu.start.tolist(), gpu.end.tolist()
         self.streams, self.kinds = gpu.thread.tolist(), gpu.kind.tolist()
-        self.launched_at = self.work.start.tolist()
+        self.launched_at, self.done_at = self.work.start.tolist(), self.work.done.tolist()
         chosen = sorted(
             (i for call in self.calls for i in call.work), key=lambda i: (self.starts[i], self.ends[i])
         )
@@ -331,8 +340,11 @@ class _Builder:
         self._gpu(launch_tasks)
         self._blocking(called, order)
         tail = max([last, *(call.end for call in self.calls)])
-        self.tasks.add(tail, StepPart.HOST, [called[order[-1]]] if order else [])
-        self._input(tail)
+        before = self.calls[order[-1]].end if order else first
+        self.spans.append(
+            (self.tasks.add(tail, StepPart.HOST, [called[order[-1]]] if order else []), before, tail)
+        )
+        self._spent()
         return self.tasks.done(self.trace.gpu_names, first)
 
     def _host(self, first: int) -> tuple[dict[int, int], dict[int, int], list[int]]:
@@ -356,12 +368,16 @@ class _Builder:
             until = self.tasks.add(call.start, StepPart.HOST, [begin if before is None else called[before]])
             self.spans.append((until, since, call.start))
             called[i] = self.tasks.add(call.end, StepPart.HOST, [until])
+            self.spans.append((called[i], call.start, call.end))
             if call.work:
-                begun[i] = self.tasks.add(call.start + latency, StepPart.LATENCY, [until])
+                done = min(max(self.done_at[call.work[0]], call.start), call.end)
+                launched = self.tasks.add(done, StepPart.HOST, [until])
+                self.spans.append((launched, call.start, done))
+                begun[i] = self.tasks.add(done + latency, StepPart.LATENCY, [launched])
         return begun, called, sorted(called, key=lambda i: self.calls[i].end)
 
     def _least_latency(self) -> int:
-        delays = [self.starts[i] - self.launched_at[i] for i in self.chosen]
+        delays = [self.starts[i] - self.done_at[i] for i in self.chosen]
         return max(min(delays, default=0), 0)
 
     def _gpu(self, begun: dict[int, int]) -> None:
@@ -400,7 +416,7 @@ class _Builder:
         found: dict[int, list[int]] = defaultdict(list)
         computed: dict[int, int] = {}
         pending: dict[int, bool] = {}
-        exchanged: dict[int, int] = {}
+        moved: dict[int, int] = {}
         recorded = any(each.name == "Stream Wait Event" for each in self.waits.values())
         for call in self.calls:
             thread = call.thread
@@ -413,16 +429,16 @@ class _Builder:
                 is_comm = self.kinds[i] == GpuKind.COMM
                 candidates = [computed.get(thread)] if is_comm else []
                 if not is_comm and pending.get(thread):
-                    candidates = list(exchanged.values())
+                    candidates = list(moved.values())
                 if not recorded:
                     found[i] += [
                         j
                         for j in candidates
                         if j is not None and self.streams[j] != self.streams[i] and self._precedes(j, i)
                     ]
-                if is_comm:
-                    exchanged[self.streams[i]] = i
-                else:
+                if self.kinds[i] != GpuKind.COMPUTE:
+                    moved[self.streams[i]] = i
+                if not is_comm:
                     computed[thread] = i
                 pending[thread] = False
         return found
@@ -498,14 +514,14 @@ class _Builder:
         place = bisect_right(self.sorted_ends, call.end)
         return [i for i in self.by_end[max(place - 1, 0) : place] if self.launched_at[i] < call.start]
 
-    def _input(self, tail: int) -> None:
-        """How much of the host's time was spent waiting for input."""
+    def _spent(self) -> None:
+        """How much of the host's time was spent waiting for input, and in what is done once."""
         data = self.trace.union_of(HostKind.DATA)
-        if not len(data.starts):
-            return
-        last = max((end for _, _, end in self.spans), default=self.window[0])
-        for task, start, end in [*self.spans, (len(self.tasks.ends) - 1, last, tail)]:
-            self.tasks.spends(task, StepPart.INPUT, _inside(data, start, end))
+        spans = np.array(self.spans, dtype=np.int64)
+        for part, times in ((StepPart.INPUT, data), (StepPart.ONE_OFF, self.once.subtract(data))):
+            spent = times.inside_ns(spans[:, 1], spans[:, 2])
+            for i in np.flatnonzero(spent).tolist():
+                self.tasks.spends(int(spans[i, 0]), part, int(spent[i]))
 
 
 SOURCE = 0
@@ -733,6 +749,7 @@ WORDS = {
     StepPart.HOST: "host",
     StepPart.LATENCY: "latency",
     StepPart.BEFORE: "before",
+    StepPart.ONE_OFF: "one-off",
 }
 
 

@@ -26,14 +26,17 @@ from gpurun.launcher.trace.analysis.collectives.local_collectives import (
 )
 from gpurun.launcher.trace.analysis.on_request.rank_tables import RankTables, rank_tables
 from gpurun.launcher.trace.analysis.steps import (
+    COMPILE,
     HostStep,
     Launched,
+    OneOffWork,
     Step,
     before_capture,
     host_steps,
     last_step_notes,
     launch_notes,
     launched,
+    one_off_work,
     recorded_note,
     replay_notes,
     step_at,
@@ -51,15 +54,11 @@ from gpurun.launcher.trace.analysis.tables import (
     stretches,
 )
 from gpurun.launcher.trace.intervals import EMPTY, Int64, Intervals, union
-from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind
+from gpurun.launcher.trace.kineto.classify import WORKING_CALLS, GpuKind, HostKind
 from gpurun.launcher.trace.kineto.columns import Timed, Trace
 from gpurun.launcher.trace.kineto.read_trace import read_trace
-from gpurun.launcher.trace.kineto.trace_file import (
-    ReadLimits,
-    devices_not_read,
-    kind_of_events,
-    notes_on_categories,
-)
+from gpurun.launcher.trace.kineto.trace_file import ReadLimits
+from gpurun.launcher.trace.kineto.writers import devices_not_read, kind_of_events, notes_on_events
 from gpurun.launcher.trace.model import RANK_KEY, RankFacts, Table
 
 
@@ -108,37 +107,49 @@ class Waits:
     """Some thread is in a call of the CUDA or HIP API."""
     ops: Intervals
     """Some thread is in an operator."""
+    one_off: Intervals = EMPTY
+    """The CPU does something once."""
 
 
+MAX_LATENCY_NS = 20_000
+"""From the end of a launch to the start of work that waits for nothing else; microseconds where GPUs idle."""
 LOST = np.iinfo(np.int64).max
 """Instead of when work was launched."""
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceQueue:
-    """A device's work by start, with the time at which its launch began: shows what a gap waits for."""
+    """A device's work by start, with the times of its launch: shows what a gap waits for."""
 
     starts: Int64
-    launches: Int64
-    """`LOST` where the trace doesn't have it."""
+    begun: Int64
+    """When the launching call began; `LOST` where the trace doesn't have it."""
+    done: Int64
+    """When the work was launched."""
 
-    def dry(self, gaps: Intervals) -> Intervals:
-        """Gaps in which nothing had been launched: the work that ends the gap was launched after it began."""
-        launches = self._launches_after(gaps)
-        return _some(gaps, (launches != LOST) & (launches >= gaps.starts))
+    def awaited(self, gaps: Intervals) -> tuple[Intervals, Intervals, Intervals, Intervals]:
+        """The parts of gaps before the launching call of the work that ends each, during this call, and from
+        its end to the start; and gaps whose launch isn't known.
 
-    def unexplained(self, gaps: Intervals) -> Intervals:
-        """Gaps that end with work whose launch isn't known."""
-        return _some(gaps, self._launches_after(gaps) == LOST)
-
-    def _launches_after(self, gaps: Intervals) -> Int64:
-        """The launch of the work that ends each gap; the end of time where none does."""
+        What was launched before its gap began waits for something else than its launch. A gap that no work
+        ends waits for a call that never comes.
+        """
         place = np.searchsorted(self.starts, gaps.ends)
-        return np.append(self.launches, LOST - 1)[place]
+        begun, done = np.append(self.begun, LOST - 1)[place], np.append(self.done, LOST - 1)[place]
+        is_known = begun != LOST
+        begun = np.clip(begun, gaps.starts, gaps.ends)
+        done = np.clip(done, begun, gaps.ends)
+        return (
+            _some(gaps.starts, begun, is_known),
+            _some(begun, done, is_known),
+            _some(done, np.minimum(done + MAX_LATENCY_NS, gaps.ends), is_known & (done > gaps.starts)),
+            _some(gaps.starts, gaps.ends, ~is_known),
+        )
 
 
-def _some(gaps: Intervals, chosen: NDArray[np.bool_]) -> Intervals:
-    return Intervals(gaps.starts[chosen], gaps.ends[chosen])
+def _some(starts: Int64, ends: Int64, chosen: NDArray[np.bool_]) -> Intervals:
+    chosen = chosen & (ends > starts)
+    return Intervals(starts[chosen], ends[chosen])
 
 
 @dataclass(frozen=True)
@@ -146,11 +157,17 @@ class Idle:
     """Idle time of the device by cause, in ns; the causes add up to the idle time."""
 
     host: int
-    """The CPU had launched nothing."""
+    """The call that launches what comes next hadn't begun."""
+    launching: int
+    """That call was running."""
+    latency: int
+    """It had ended, and the work started."""
+    one_off: int
+    """The CPU did something once, and had launched nothing."""
     comm_wait: int
     data: int
     other: int
-    """Work was launched but had not started: it waited for other work, or for the launch itself."""
+    """Work was launched but had not started: it waited for other work."""
     unknown: int
     """The launch of the work that came next isn't known."""
 
@@ -252,11 +269,21 @@ def _causes(idle: Intervals, waits: Waits, queue: DeviceQueue | None) -> Idle:
     rest = idle.subtract(data)
     comm = rest.intersect(waits.comm)
     rest = rest.subtract(comm)
-    if queue is None:
-        return Idle(rest.length_ns, comm.length_ns, data.length_ns, 0, 0)
-    host = rest.intersect(queue.dry(idle)).length_ns
-    unknown = rest.intersect(queue.unexplained(idle)).length_ns
-    return Idle(host, comm.length_ns, data.length_ns, rest.length_ns - host - unknown, unknown)
+    before, during, after, lost = (idle, EMPTY, EMPTY, EMPTY) if queue is None else queue.awaited(idle)
+    one_off = rest.intersect(waits.one_off).intersect(before.join(during))
+    host, launching, latency, unknown = (
+        rest.intersect(part).subtract(one_off).length_ns for part in (before, during, after, lost)
+    )
+    return Idle(
+        host=host,
+        launching=launching,
+        latency=latency,
+        one_off=one_off.length_ns,
+        comm_wait=comm.length_ns,
+        data=data.length_ns,
+        other=rest.length_ns - one_off.length_ns - host - launching - latency - unknown,
+        unknown=unknown,
+    )
 
 
 def _host_activity(idle: Intervals, waits: Waits) -> HostActivity:
@@ -369,12 +396,16 @@ class Digest:
     """Unix time to which all other times here are relative."""
     zero_ns: int
     """Unix time at which the file's own `ts` is 0."""
+    process: str | None
+    """The number of the process, if the trace has it."""
     rank: int | None
     world_size: int | None
     device: str
     total: Scope
     steps: tuple[Scope, ...]
     collectives: tuple[LocalCollective, ...]
+    one_off: tuple[NameTime, ...]
+    """What was done once, longest first."""
     names: NameTimes
     """The names of all of the file; of the chosen steps, where steps were chosen."""
     step_names: NameTimes
@@ -432,7 +463,8 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
     names = _names(trace, work, [shown, in_steps] if whole and kept and not in_steps.is_all else [shown])
     on_gpu = len(trace.gpu) > 0
     device = _device(trace, on_gpu)
-    picture = _GpuPicture(trace, work) if on_gpu else _CpuPicture(trace)
+    once = one_off_work(trace, host)
+    picture = _GpuPicture(trace, work, once) if on_gpu else _CpuPicture(trace, once)
     total = picture.total(shown.gpu, [all_steps[i] for i in kept], whole)
     scopes = tuple(picture.step(all_steps[i], i) for i in kept)
     collectives = local_collectives(trace, work, host)
@@ -442,12 +474,14 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
         path=path,
         base_ns=trace.base_ns,
         zero_ns=trace.zero_ns,
+        process=_process(trace),
         rank=_info(trace, "rank"),
         world_size=_info(trace, "world_size"),
         device=device,
         total=total,
         steps=scopes,
         collectives=tuple(each for each in collectives if whole or each.step in kept),
+        one_off=tuple(_one_off_times(trace, once)),
         names=names[0],
         step_names=names[-1],
         notes=(*notes, *(() if whole or kept else (recorded,))),
@@ -458,7 +492,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
         window=None if chosen is None else _window(host, all_steps, kept),
         facts=_facts(trace),
         show=show,
-        tables=rank_tables(trace, work, host, kept, shown, in_steps, device, show),
+        tables=rank_tables(trace, work, once, host, kept, shown, in_steps, device, show),
     )
 
 
@@ -473,7 +507,7 @@ def _refuse_empty(trace: Trace, path: Path) -> None:
     reasons = [] if trace.cut is None else [f"cut off at byte {trace.cut}: what was to follow is missing"]
     reasons += [each.text for each in trace.skipped]
     if trace.other_categories or "traceEvents" not in trace.header:
-        reasons.append(kind_of_events(trace.header, trace.other_categories))
+        reasons.append(kind_of_events(trace.writer, trace.header, trace.other_categories))
     reasons.append("no GPU work and no operators: nothing to analyse; left out")
     raise TraceError(f"{path}: {'; '.join(reasons)}")
 
@@ -492,10 +526,24 @@ def _names(trace: Trace, work: Launched, choices: Sequence[Selection]) -> list[N
     ]
 
 
+def _one_off_times(trace: Trace, once: OneOffWork) -> list[NameTime]:
+    """Calls by name, and torch.compile, longest first."""
+    rows = [
+        NameTime(
+            trace.launch_names[name], "one-off", int(mine.sum()), 0, int(once.calls.duration[mine].sum())
+        )
+        for name in np.unique(once.calls.name).tolist()
+        for mine in [once.calls.name == name]
+    ]
+    if once.num_compiled:
+        rows.append(NameTime(COMPILE, "one-off", once.num_compiled, 0, once.compiling.length_ns))
+    return sorted(rows, key=lambda row: -row.host_ns)
+
+
 class _GpuPicture:
     """Measures windows of a trace with GPU work."""
 
-    def __init__(self, trace: Trace, work: Launched) -> None:
+    def __init__(self, trace: Trace, work: Launched, once: OneOffWork) -> None:
         self.trace = trace
         self.work = work
         self.devices = RankDevices.of(trace)
@@ -504,6 +552,7 @@ class _GpuPicture:
             comm=trace.union_of(HostKind.COMM),
             runtime=trace.launches.covered,
             ops=trace.ops.covered,
+            one_off=once.covered,
         )
         self.by_step = np.argsort(work.step, kind="stable")
         self.sorted_steps = work.step[self.by_step]
@@ -514,10 +563,12 @@ class _GpuPicture:
         gpu = self.trace.gpu
         mine = self.devices.share(np.argsort(gpu.start, kind="stable"), device)
         busy = gpu.covered if len(mine) == len(gpu) else union(gpu.start[mine], gpu.end[mine])
-        launches = np.where(self.work.is_known, self.work.start, LOST)
+        begun = np.where(self.work.is_known, self.work.start, LOST)
+        done = self.work.done.copy()
         if self.work.is_known.any():
-            launches[before_capture(self.trace, self.work)] = np.iinfo(np.int64).min
-        return busy, DeviceQueue(gpu.start[mine], launches[mine])
+            earlier = before_capture(self.trace, self.work)
+            begun[earlier] = done[earlier] = np.iinfo(np.int64).min
+        return busy, DeviceQueue(gpu.start[mine], begun[mine], done[mine])
 
     def total(self, mask: Mask, steps: list[Step], whole: bool) -> Scope:
         chosen = np.flatnonzero(mask)
@@ -584,13 +635,13 @@ class _CpuPicture:
     waits for its batch: the DataLoader's operators are input.
     """
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, once: OneOffWork) -> None:
         ops = compute_ops(trace)
         self.trace = trace
         data = trace.union_of(HostKind.DATA)
         compute = union(trace.ops.start[ops], trace.ops.end[ops])
         self.activity = DeviceActivity(compute.subtract(data), trace.union_of(HostKind.COMM), EMPTY)
-        self.waits = Waits(data=data, comm=EMPTY, runtime=EMPTY, ops=EMPTY)
+        self.waits = Waits(data=data, comm=EMPTY, runtime=EMPTY, ops=EMPTY, one_off=once.covered)
 
     def total(self, mask: Mask, steps: list[Step], whole: bool) -> Scope:
         starts, ends = [step.start_ns for step in steps], [step.end_ns for step in steps]
@@ -606,6 +657,13 @@ class _CpuPicture:
     def _scope(self, number: int | None, position: int | None, window: tuple[int, int]) -> Scope:
         divided = measure(self.activity, *window, self.waits, None)
         return Scope(number, position, divided, 0, None, None)
+
+
+def _process(trace: Trace) -> str | None:
+    """The process whose threads run operators and launch work; `None` if there are several, or none."""
+    threads = np.unique(np.concatenate((trace.ops.thread, trace.launches.thread)))
+    found = {trace.threads[thread][0] for thread in threads.tolist()}
+    return found.pop() if len(found) == 1 else None
 
 
 def _info(trace: Trace, key: str) -> int | None:
@@ -631,10 +689,10 @@ def _facts(trace: Trace) -> RankFacts | None:
 def _device(trace: Trace, on_gpu: bool) -> str:
     """The name of the device that the work ran on, from the trace."""
     if not on_gpu:
-        others = devices_not_read(trace.other_categories)
+        others = devices_not_read(trace.writer, trace.other_categories)
         if trace.cut is not None:
             return "CPU (cut off)"
-        if len(trace.launches):
+        if _gives_work(trace):
             return "CPU (GPU not recorded)"
         return f"CPU ({', '.join(others)} not read)" if others else "CPU"
     devices = trace.header.get("deviceProperties")
@@ -644,13 +702,18 @@ def _device(trace: Trace, on_gpu: bool) -> str:
     return "GPU"
 
 
+def _gives_work(trace: Trace) -> bool:
+    """Whether the CPU gives work to a device: a profiler only looks for devices, and waits for them."""
+    return any(map(WORKING_CALLS.search, trace.launch_names))
+
+
 def _notes(trace: Trace, steps: list[HostStep], work: Launched, whole: bool) -> Iterator[Finding]:
     if trace.cut is not None:
         yield noticed("cut-off", cut_byte=trace.cut)
     yield from trace.skipped
-    yield from notes_on_categories(trace.other_categories)
+    yield from notes_on_events(trace.writer, trace.other_categories)
     yield from step_notes(steps)
-    if len(trace.launches) and not len(trace.gpu):
+    if _gives_work(trace) and not len(trace.gpu):
         yield noticed("cpu-alone")
     if len(trace.gpu):
         yield from RankDevices.of(trace).notes()

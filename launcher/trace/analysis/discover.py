@@ -9,6 +9,8 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -43,6 +45,14 @@ OWN_SUFFIX = ".memory.json"
 """The ending of further JSON files of a run, after the rank, that are skipped without a note."""
 HEAD_BYTES = 1 << 20
 MAX_LISTED = 10
+MAX_CAPTURES = 100
+"""Captures that are tried, the newest first."""
+NEAR_NS = 3600 * 10**9
+"""Traces of one capture are no further apart, also where clocks differ."""
+EARLIEST_NS = 10**18
+"""Of a Unix time; earlier ones are those of a clock that begins anew."""
+_OF_WORKER = re.compile(r"(.+)\.\d{10,20}\.pt\.trace\.json")
+"""What `tensorboard_trace_handler` calls a file: its process, and when it was written."""
 _RANK = re.compile(r"(?:rank|worker)[-_ ]?(\d{1,9})(?!\d)", re.IGNORECASE)
 
 
@@ -208,27 +218,32 @@ class Ranked:
 
 
 def assign_ranks(digests: Sequence[Digest]) -> Ranked:
-    """Each trace's rank: from the trace, else from the name of its file or directory, else the next free one.
+    """The rank of each trace of one capture.
 
-    If several traces have one rank, the latest is used.
+    In this order of trust: the rank that the trace states; the one in the name of its file or directory; one
+    process, by its name or number, that was traced several times, one after the other. What is left are ranks
+    by their place. Of several captures, or jobs, the newest that has all ranks counts.
     """
-    notes: list[Finding] = []
-    taken: dict[int, Digest] = {}
-    by_name: dict[int, Digest] = {}
+    stated: dict[int, list[Digest]] = {}
     nameless: list[Digest] = []
     for digest in digests:
         rank = _stated_rank(digest)
         if rank is None:
             nameless.append(digest)
-            continue
-        if digest.rank is None:
-            by_name[rank] = digest
-        _take(rank, digest, taken, notes)
-    free = (number for number in range(len(digests) + len(taken)) if number not in taken)
-    by_position = dict(zip(free, nameless, strict=False))
-    notes += _assumed("rank-by-name", by_name)
-    notes += _assumed("rank-by-place", by_position, len(digests) if len(digests) > 1 else None)
-    return Ranked(tuple(sorted((taken | by_position).items(), key=lambda item: item[0])), tuple(notes))
+        else:
+            stated.setdefault(rank, []).append(digest)
+    free = (number for number in range(len(digests) + len(stated)) if number not in stated)
+    by_place = dict(zip(free, _processes(nameless), strict=False))
+    of_rank = {rank: sorted(found, key=_begin_ns) for rank, found in (stated | by_place).items()}
+    chosen = _one_capture(of_rank)
+    by_name = {rank: each for rank, each in chosen.items() if rank in stated and each.rank is None}
+    assumed = {rank: each for rank, each in chosen.items() if rank in by_place}
+    notes = [
+        *_assumed("rank-by-name", by_name),
+        *_assumed("rank-by-place", assumed, len(digests) if len(of_rank) > 1 else None),
+        *_left_out(of_rank, chosen),
+    ]
+    return Ranked(tuple(sorted(chosen.items(), key=lambda item: item[0])), tuple(notes))
 
 
 def _assumed(case: str, found: Mapping[int, Digest], num_files: int | None = None) -> Iterator[Finding]:
@@ -239,14 +254,89 @@ def _assumed(case: str, found: Mapping[int, Digest], num_files: int | None = Non
         yield noticed(case, ranks=ranks, who=ranks_text(ranks), file=first, **figures)
 
 
-def _take(rank: int, digest: Digest, taken: dict[int, Digest], notes: list[Finding]) -> None:
-    other = taken.get(rank)
-    if other is not None:
-        first, last = sorted((other, digest), key=lambda each: each.base_ns + each.total.measure.start)
-        who = ranks_text([rank])
-        notes.append(noticed("same-rank", ranks=[rank], who=who, file=str(first.path), later=str(last.path)))
-        digest = last
-    taken[rank] = digest
+def _begin_ns(digest: Digest) -> int:
+    return digest.base_ns + digest.total.measure.start
+
+
+def _end_ns(digest: Digest) -> int:
+    return digest.base_ns + digest.total.measure.end
+
+
+def _processes(digests: Sequence[Digest]) -> list[list[Digest]]:
+    """The traces of each process; a process is traced by one profiler at a time."""
+    found: dict[object, list[Digest]] = {}
+    for place, digest in enumerate(digests):
+        named = _OF_WORKER.match(digest.path.name)
+        by_number = digest.process is not None and abs(_begin_ns(digest)) > EARLIEST_NS
+        key = named[1] if named else (digest.process, digest.device) if by_number else place
+        found.setdefault((digest.path.parent, key), []).append(digest)
+    return [
+        part
+        for same in found.values()
+        for part in ([same] if _are_apart(same) else [[each] for each in same])
+    ]
+
+
+def _are_apart(digests: Sequence[Digest]) -> bool:
+    """Whether they were recorded one after the other."""
+    ordered = sorted(digests, key=_begin_ns)
+    return all(_end_ns(one) <= _begin_ns(other) for one, other in pairwise(ordered))
+
+
+def _one_capture(of_rank: Mapping[int, Sequence[Digest]]) -> dict[int, Digest]:
+    """The newest capture that has all ranks; else, of those with most ranks, the newest."""
+    newest = {rank: found[-1] for rank, found in of_rank.items()}
+    if len({len(found) for found in of_rank.values()}) == 1 and _are_near([*newest.values()]):
+        return newest
+    best: dict[int, Digest] = {}
+    every = ((rank, each) for rank, found in of_rank.items() for each in found)
+    for rank, last in sorted(every, key=lambda item: -_end_ns(item[1]))[:MAX_CAPTURES]:
+        found = {
+            other: each
+            for other, same in of_rank.items()
+            for each in [last if other == rank else min(same, key=partial(_distance_ns, last))]
+            if _are_near([last, each]) and min(of_rank[rank], key=partial(_distance_ns, each)) is last
+        }
+        if len(found) > len(best):
+            best = found
+        if len(found) == (last.world_size or len(of_rank)):
+            return found
+    return best
+
+
+def _distance_ns(one: Digest, other: Digest) -> int:
+    """How long one begins after the other has ended; less than 0 where they overlap."""
+    return max(_begin_ns(one), _begin_ns(other)) - min(_end_ns(one), _end_ns(other))
+
+
+def _are_near(digests: Sequence[Digest]) -> bool:
+    """Whether they may be of one capture: of one world, at one time, as far as clocks agree."""
+    sizes = {each.world_size for each in digests} - {None}
+    first_ns, last_ns = min(map(_begin_ns, digests)), max(map(_begin_ns, digests))
+    is_near = first_ns < EARLIEST_NS or last_ns - min(map(_end_ns, digests)) <= NEAR_NS
+    return len(sizes) < 2 and is_near
+
+
+def _left_out(of_rank: Mapping[int, Sequence[Digest]], chosen: Mapping[int, Digest]) -> Iterator[Finding]:
+    """Notes on other captures of the same processes, and on other jobs."""
+    parts: dict[str, list[tuple[int, Digest]]] = {"captures": [], "jobs-apart": []}
+    for rank, found in of_rank.items():
+        shown = chosen.get(rank)
+        for each in found:
+            if each is not shown:
+                is_same = shown is not None and each.process == shown.process
+                parts["captures" if is_same else "jobs-apart"].append((rank, each))
+    for case, others in parts.items():
+        if others:
+            ranks = sorted({rank for rank, _ in others})
+            files = [str(each.path) for _, each in others]
+            yield noticed(
+                case,
+                ranks=ranks,
+                who=ranks_text(ranks),
+                num_captures=len(files),
+                files=first_of(files, MAX_LISTED),
+            )
 
 
 def rank_in_name(name: str) -> int | None:

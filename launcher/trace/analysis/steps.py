@@ -33,9 +33,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurun.launcher.findings.finding import Finding, noticed
-from gpurun.launcher.trace.intervals import Int64
-from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind
-from gpurun.launcher.trace.kineto.columns import NO_NAME, Trace
+from gpurun.launcher.trace.intervals import Int64, Intervals, union
+from gpurun.launcher.trace.kineto.classify import (
+    COMPILING,
+    LAUNCHING_CALLS,
+    ONE_OFF_CALLS,
+    GpuKind,
+    HostKind,
+)
+from gpurun.launcher.trace.kineto.columns import NO_NAME, Spans, Trace
 
 NO_STEP = NO_STREAM = -1
 
@@ -57,6 +63,8 @@ class Launched:
     """Position in `trace.launches`; −1 for work launched before the capture."""
     start: Int64
     """When the launching call began; the start of the work itself if unknown."""
+    done: Int64
+    """When it was launched: at the end of that call, or when the first work of the call began, if earlier."""
     step: NDArray[np.int32]
     """Position of the step that launched it; −1: none."""
     replayed: NDArray[np.bool_]
@@ -125,7 +133,64 @@ def launched(trace: Trace, steps: list[HostStep]) -> Launched:
     # A trace without any launches has nothing better than the time at which the work itself began.
     step = np.where(known | ~known.any(), step_at(steps, start), NO_STEP).astype(np.int32)
     replayed = _replayed_work(trace, launch)
-    return Launched(launch, start, step, replayed, _captured_calls(trace, launch, replayed))
+    done = _launched_at(trace, launch)
+    return Launched(launch, start, done, step, replayed, _captured_calls(trace, launch, replayed))
+
+
+def _launched_at(trace: Trace, launch: Int64) -> Int64:
+    """When each piece of work was launched; the start of the work itself if unknown."""
+    known = launch >= 0
+    calls, begun, done = launch[known], trace.gpu.start[known], trace.gpu.start.copy()
+    ends = trace.launches.end.copy()
+    np.minimum.at(ends, calls, np.maximum(begun, trace.launches.start[calls]))
+    done[known] = ends[calls]
+    return done
+
+
+LONG_LAUNCH_NS = 1_000_000
+"""A launching call takes microseconds, unless it loads a module, or waits for a full queue."""
+LEAST_ONE_OFF_NS = 100_000
+"""A shorter call only looks something up."""
+MANY_STEPS = 3
+"""What is done in each of so many steps isn't done once."""
+COMPILE = "torch.compile"
+
+
+@dataclass(frozen=True, eq=False)
+class OneOffWork:
+    """What the CPU does once: it loads modules, creates handles, allocates memory, compiles."""
+
+    calls: Spans
+    """Names are those of `trace.launch_names`."""
+    compiling: Intervals
+    num_compiled: int
+
+    @cached_property
+    def covered(self) -> Intervals:
+        return self.calls.covered.join(self.compiling)
+
+
+def one_off_work(trace: Trace, steps: list[HostStep]) -> OneOffWork:
+    """What is done once, as far as the trace shows it: not what each of several steps does."""
+    calls, least = trace.launches, np.full(len(trace.launch_names), np.iinfo(np.int64).max)
+    for i, name in enumerate(trace.launch_names):
+        if ONE_OFF_CALLS.match(name):
+            least[i] = LEAST_ONE_OFF_NS
+        elif LAUNCHING_CALLS.match(name):
+            least[i] = LONG_LAUNCH_NS
+    chosen = calls.duration >= least[calls.name]
+    if len(steps) >= MANY_STEPS:
+        at = step_at(steps, calls.start)
+        for name in np.unique(calls.name[chosen]).tolist():
+            mine = chosen & (calls.name == name)
+            if len(np.unique(at[mine & (at >= 0)])) == len(steps):
+                chosen &= ~mine
+    kept = Spans(calls.start[chosen], calls.duration[chosen], calls.name[chosen], calls.thread[chosen])
+    ranges = trace.annotations
+    compiles = np.array([bool(COMPILING.match(name)) for name in trace.annotation_names], dtype=bool)
+    mine = compiles[ranges.name] if len(compiles) else np.zeros(len(ranges), dtype=bool)
+    compiling = union(ranges.start[mine], ranges.end[mine])
+    return OneOffWork(kept, compiling, len(compiling.starts))
 
 
 def step_at(steps: list[HostStep], times_ns: Int64) -> Int64:

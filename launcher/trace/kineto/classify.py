@@ -5,6 +5,7 @@ changed with NCCL 2.19 (`ncclKernel_*`, `ncclDevKernel_*`), and several librarie
 """
 
 import re
+from dataclasses import dataclass
 from enum import IntEnum
 
 
@@ -35,6 +36,37 @@ class HostKind(IntEnum):
     """The call that issues a collective: not compute, and finished before the collective (`c10d::*`)."""
 
 
+@dataclass(frozen=True)
+class Writer:
+    """Who wrote the events of a file."""
+
+    name: str
+    mark: bytes = b""
+    """What is in its first events, and in no others."""
+    reader: str = ""
+    """What reads its traces, if gpurun doesn't."""
+    device: str = ""
+    """The device whose work isn't read."""
+    note: str = ""
+    """The case of a note on what its events lack."""
+
+
+KINETO = Writer("torch.profiler")
+OLD_AUTOGRAD = Writer("torch.autograd.profiler", b'"CPU functions"', note="old-autograd")
+_WRITERS = (
+    OLD_AUTOGRAD,
+    Writer("torch_npu", b'"Ascend Hardware"', device="NPU", note="from-torch-npu"),
+    Writer("rocprof before version 3", b'"CPU HIP API"', "ui.perfetto.dev"),
+    Writer("TensorFlow", b'"/job:', "chrome://tracing"),
+    Writer("Nsight Systems", b'"CUPTI_ACTIVITY_KIND', "`nsys stats`"),
+)
+
+
+def writer_of(block: bytes) -> Writer:
+    """The writer of a file, by its first events."""
+    return next((each for each in _WRITERS if each.mark in block), KINETO)
+
+
 KERNEL_CATEGORIES = frozenset({"kernel", "Kernel"})
 MEMCPY_CATEGORIES = frozenset({"gpu_memcpy", "Memcpy"})
 MEMSET_CATEGORIES = frozenset({"gpu_memset", "Memset"})
@@ -54,6 +86,24 @@ LAUNCH_CATEGORIES = frozenset(
 )
 WAITING_CALLS = re.compile(r"(cuda|hip|cu)\w*(Synchronize|WaitEvent)|(cuda|hip|cu)EventQuery")
 """Calls of a GPU's runtime in which the host waits for it."""
+WORKING_CALLS = re.compile(r"launch|memcpy|memset|enqueue|append|execute", re.IGNORECASE)
+"""Calls that give work to a device. Source: the names of CUDA, HIP, Level Zero (`zeCommandListAppend…`)."""
+LAUNCHING_CALLS = re.compile(r"(cuda|cu|hip)\w*Launch")
+ONE_OFF_CALLS = re.compile(
+    r"""
+    (cuda|cu|hip)(
+        (Mem|Host)?(Malloc|Alloc|Free|Register)    # memory of the device, or pinned: allocators keep it
+        | Mem(Create|Map|AddressReserve|SetAccess)
+        | Module | Library | FuncGetAttributes     # code is loaded when it is used first
+        | Init | SetDevice | Ctx(Create|SetCurrent) | DevicePrimaryCtx | GetDeviceProperties
+        | DeviceEnablePeer | Ipc | StreamCreate | GraphInstantiate | GraphUpload
+    )
+    """,
+    re.VERBOSE,
+)
+"""Calls of a GPU's runtime that a program makes while it starts, and seldom afterwards."""
+COMPILING = re.compile(r".* \(dynamo_timed\)$")
+"""Ranges in which torch.compile works. Source: torch's `_dynamo/utils.py`, `dynamo_timed`."""
 OP_CATEGORIES = frozenset({"cpu_op", "Operator", "user_annotation"})
 PYTHON_CATEGORIES = frozenset({"python_function"})
 WAIT_CATEGORIES = frozenset({"cuda_sync"})
@@ -139,13 +189,39 @@ _ANNOTATIONS = re.compile(
 """Operators that enclose work but aren't work: annotations in old traces, and replicas of `dp` on the CPU."""
 
 
+_LENGTH = re.compile(r"[1-9][0-9]{0,3}")
+
+
+def readable(name: str) -> str:
+    """A name without the mangling of C++, as far as it is a path; types and values stay mangled.
+
+    `_ZN2at6native3addIfEEvi` is `at::native::add<fEEvi>`. Whole names take a grammar whose names grow without
+    limit, and traces come from anyone. Source: the Itanium C++ ABI, section 5.1.
+    """
+    if not name.startswith("_Z"):
+        return name
+    place, parts = 3 if name.startswith("_ZN") else 2, list[str]()
+    place += len(name[place:]) - len(name[place:].lstrip("KVr"))
+    while found := _LENGTH.match(name, place):
+        place = found.end() + int(found[0])
+        part = name[found.end() : place]
+        parts.append("(anonymous namespace)" if part.startswith("_GLOBAL__N") else part)
+    if not parts or place > len(name):
+        return name
+    path, rest = "::".join(parts), name[place:]
+    if rest.startswith("I"):
+        return f"{path}<{rest[1:]}>"
+    rest = rest.removeprefix("E")
+    return path if rest in ("", "v") else f"{path}({rest})"
+
+
 def gpu_kind(category: str, name: str) -> GpuKind:
     """The class of GPU work with this category and name."""
     if category in MEMCPY_CATEGORIES:
         return GpuKind.MEMCPY
     if category in MEMSET_CATEGORIES:
         return GpuKind.MEMSET
-    return GpuKind.COMM if COMM_KERNELS.search(name) else GpuKind.COMPUTE
+    return GpuKind.COMM if COMM_KERNELS.search(readable(name)) else GpuKind.COMPUTE
 
 
 def host_kind(category: str, name: str) -> HostKind:

@@ -24,7 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from gpurun.launcher.findings.finding import Finding
 from gpurun.launcher.trace.intervals import Int64, Intervals, union
-from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind, collective_kind, dtype_bytes
+from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind, Writer, collective_kind, dtype_bytes
 
 EXACT_BELOW_US = float(1 << 43)
 """Below it a double is within half a nanosecond of the decimal text; rounding restores that text."""
@@ -130,7 +130,7 @@ def time_texts(block: bytes) -> list[tuple[int | None, int | None]]:
 
 
 def _text_ns(raw: msgspec.Raw) -> int | None:
-    text = bytes(raw)
+    text = bytes(raw).strip(b'"')  # torch_npu writes times as text
     if text.isdigit():
         return int(text) * 1000
     try:
@@ -323,16 +323,20 @@ def _valid(ranks: Sequence[int]) -> RankTuple | None:
 
 
 NO_SHAPES = -1
+_EXPANDED = re.compile(rb"[\[,]\s*0\s*[,\]]")
+"""A stride of 0: the tensor says the same again along that side."""
 
 
 class DetailedArguments(Arguments, gc=False, frozen=True, rename={
     "num_bytes": "bytes",
+    "strides": "Input Strides",
     "waits_for_stream": "wait_on_stream",
     "waits_for_record": "wait_on_cuda_event_record_corr_id",
 }):  # fmt: skip
     """The arguments that tables on request read in addition."""
 
     num_bytes: Number = None
+    strides: msgspec.Raw = msgspec.Raw()
     waits_for_stream: Text = None
     waits_for_record: Number = None
 
@@ -351,6 +355,8 @@ class OpArguments:
     types: bytes
     inputs: bytes
     """Values of those that aren't tensors."""
+    strides: bytes
+    """Empty where no tensor is expanded."""
 
 
 @dataclass(frozen=True)
@@ -387,7 +393,7 @@ class Details:
 class DetailsReader:
     """Collects them while a file is read."""
 
-    arguments: dict[tuple[bytes, bytes, bytes], int] = field(default_factory=dict)
+    arguments: dict[tuple[bytes, bytes, bytes, bytes], int] = field(default_factory=dict)
     of_op: list[NDArray[np.int32]] = field(default_factory=list)
     waits: list[GpuWait] = field(default_factory=list)
     copy_bytes: dict[int, int] = field(default_factory=dict)
@@ -408,7 +414,9 @@ class DetailsReader:
         dims = bytes(args.dims)
         if not dims:
             return NO_SHAPES
-        key = (dims, bytes(args.types), bytes(args.inputs))
+        strides = bytes(args.strides) if isinstance(args, DetailedArguments) else b""
+        strides = strides if _EXPANDED.search(strides) else b""
+        key = (dims, bytes(args.types), bytes(args.inputs), strides)
         return self.arguments.setdefault(key, len(self.arguments))
 
     def add_waits(self, events: Sequence[TraceEvent]) -> None:
@@ -534,6 +542,7 @@ class Trace:
     zero_ns: int
     """Unix time of the file's `ts` 0."""
     header: dict[str, Any]
+    writer: Writer
     gpu: GpuWork
     gpu_names: tuple[str, ...]
     comm_facts: dict[int, CommFacts]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import compress
+from math import isfinite
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +19,7 @@ from gpurun.launcher.findings.finding import Finding, noticed
 from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.classify import (
     GPU_CATEGORIES,
+    KINETO,
     LAUNCH_CATEGORIES,
     MODULE_PREFIX,
     OP_CATEGORIES,
@@ -26,9 +28,12 @@ from gpurun.launcher.trace.kineto.classify import (
     WAIT_CATEGORIES,
     GpuKind,
     HostKind,
+    Writer,
     dtype_bytes,
     gpu_kind,
     host_kind,
+    readable,
+    writer_of,
 )
 from gpurun.launcher.trace.kineto.columns import (
     MAX_BYTES,
@@ -62,6 +67,7 @@ from gpurun.launcher.trace.kineto.columns import (
     whole,
 )
 from gpurun.launcher.trace.kineto.trace_file import ANYTHING, ReadLimits, Skipped, TraceBlocks, open_source
+from gpurun.launcher.trace.kineto.writers import as_kineto
 
 MAX_US = 1 << 63
 """Columns hold no later times."""
@@ -110,6 +116,8 @@ _CATEGORY = attrgetter("cat")
 _NAME = attrgetter("cat", "name")
 _TEXT = attrgetter("name")
 _PLACE = attrgetter("pid", "tid")
+_NO_TIMES = (b'"nan', b'"inf', b'"-inf', b'"+inf')
+"""How numbers in quotes begin that are none."""
 _OPERATORS = np.array([HostKind.OTHER, HostKind.OP, HostKind.COMM_CALL], dtype=np.int8)
 """Operators, the calls that issue collectives, and the annotations that old traces list as operators."""
 
@@ -119,6 +127,7 @@ class Reader:
     """Sorts the events of one file into columns."""
 
     roles: Roles = field(default_factory=Roles)
+    writer: Writer | None = None
     base_us: int | None = None
     gpu: Columns = field(default_factory=Columns)
     launches: Columns = field(default_factory=Columns)
@@ -146,7 +155,10 @@ class Reader:
     def add(self, events: Sequence[TraceEvent], block: bytes) -> None:
         """Adds what the analysis needs from a block of events."""
         # For a large trace, all time is spent in the lines that run for every event.
-        spans = self._with_times([event for event in events if event.ph == "X" and event.name is not None])
+        spans = [event for event in events if event.ph == "X" and event.name is not None]
+        spans = self._with_times(spans, may_be_infinite=any(word in block.lower() for word in _NO_TIMES))
+        self.writer = self.writer or writer_of(block)
+        spans = as_kineto(spans, self.writer)
         if not spans:
             return
         if self.base_us is None:
@@ -166,8 +178,10 @@ class Reader:
         modules = [event for event in python if (event.name or "").startswith(MODULE_PREFIX)]
         self._add_modules(*self._timed(modules, times))
 
-    def _with_times(self, spans: list[TraceEvent]) -> list[TraceEvent]:
+    def _with_times(self, spans: list[TraceEvent], may_be_infinite: bool) -> list[TraceEvent]:
         kept = [event for event in spans if event.ts is not None and event.dur is not None]
+        if may_be_infinite:
+            kept = [event for event in kept if isfinite(event.ts or 0) and isfinite(event.dur or 0)]
         self.timeless += len(spans) - len(kept)
         return kept
 
@@ -201,7 +215,8 @@ class Reader:
         self.named_devices.update({args.device for args in arguments})
         kinds = self.gpu_names.kinds[names]
         for i in np.flatnonzero(kinds == GpuKind.COMM).tolist():
-            self.comm_facts[self.num_gpu + i] = comm_facts(events[i].name or "", arguments[i], self.groups)
+            name = readable(events[i].name or "")
+            self.comm_facts[self.num_gpu + i] = comm_facts(name, arguments[i], self.groups)
         if self.details is not None:
             self.details.add_gpu(self.num_gpu, arguments, kinds)
         self.num_gpu += len(events)
@@ -272,13 +287,14 @@ class Reader:
             base_ns=zero_ns + (self.base_us or 0) * 1000,
             zero_ns=zero_ns,
             header=header,
+            writer=self.writer or KINETO,
             gpu=GpuWork(
                 *_spans(self.gpu, "stream"),
                 kind=self.gpu.done("kind", np.int8),
                 correlation=self.gpu.done("correlation", np.int64),
                 node=self.gpu.done("node", np.int64),
             ),
-            gpu_names=self.gpu_names.names(),
+            gpu_names=tuple(map(readable, self.gpu_names.names())),
             comm_facts=self.comm_facts,
             launches=RuntimeCalls(
                 *_spans(self.launches),

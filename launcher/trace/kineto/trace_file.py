@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from io import BytesIO, FileIO
@@ -24,11 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurun.launcher.errors import TraceError
-from gpurun.launcher.findings.finding import Finding, noticed
 from gpurun.launcher.rundir.files import open_file
 from gpurun.launcher.trace.intervals import Int64
-from gpurun.launcher.trace.kineto.classify import DEVICES_NOT_READ, OTHER_CATEGORIES
-from gpurun.launcher.units import first_of, format_count
+from gpurun.launcher.trace.kineto.writers import HEAD_BYTES, TOKENS, kind_of_document, kind_of_file
+from gpurun.launcher.units import format_count
 
 GZIP_MAGIC = b"\x1f\x8b"
 _CHUNK_BYTES = 1 << 17
@@ -201,119 +200,6 @@ def _source(path: Path, raw: FileIO, room: ReadLimits) -> TraceSource:
     if os.pread(raw.fileno(), 2, 0) != GZIP_MAGIC:
         return TraceSource(path, raw, raw, None, room)
     return TraceSource(path, Unpacked(raw), raw, num_bytes, room)
-
-
-MAX_NAMED = 6
-"""Keys or categories in a message."""
-_STARTS = (
-    (b"SQLite format 3", "an SQLite database, such as Nsight Systems exports"),
-    (b"PK\x03\x04", "a zip archive"),
-    (b"\x89PNG", "a PNG image"),
-    (b"\xff\xd8\xff", "a JPEG image"),
-    (b"%PDF", "a PDF"),
-    (b"\x28\xb5\x2f\xfd", "compressed by zstd"),
-    (b"BZh", "compressed by bzip2"),
-    (b"\xfd7zXZ", "compressed by xz"),
-    (b"\x1f\x8b", "compressed by gzip twice"),
-    (b"\x80", "a pickle, such as a memory snapshot"),
-    (b"<", "HTML or XML"),
-    (b"version https://git-lfs", "a pointer of Git LFS, whose file `git lfs pull` gets"),
-)
-_DOCUMENTS = (
-    ({"schema", "nodes"}, "a PyTorch execution trace, which has no times"),
-    ({"rocprofiler-sdk-tool"}, "a result of rocprofv3"),
-    ({"$schema", "profiles"}, "a speedscope profile"),
-    ({"segments", "device_traces"}, "a memory snapshot"),
-)
-_WRITERS = (
-    ("viztracer_metadata", "VizTracer"),
-    ("xctrace", "Xcode"),
-    ("otherData", "another tracer"),
-    ("metadata", "another tracer, such as XLA's (JAX, TensorFlow) or Chrome's"),
-)
-TOKENS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[{}\[\]]', re.DOTALL)
-"""Strings and brackets of JSON. A string without an end is one token, or each escaped quote in it would be
-tried as a beginning; nothing is kept to go back to."""
-_VALUE = re.compile(rb'null|true|false|-?[0-9][0-9.eE+-]*|"[^"\\]*"')
-_COLON = re.compile(rb"\s*:")
-
-
-def _kind_of_file(head: bytes) -> str:
-    """The kind of a file that begins neither with an object nor with a list: `a zip archive, not JSON`."""
-    if _VALUE.fullmatch(head.strip()):
-        return "JSON, but a single value instead of events"
-    known = next((what for start, what in _STARTS if head.startswith(start)), None)
-    return f"{known}, not JSON" if known else f"not JSON, but {_content(head)}"
-
-
-def _content(head: bytes) -> str:
-    """The beginning of a file of no known kind: `text that begins with "hello"`."""
-    text = head.decode("utf-8", "replace").strip()
-    if not text.replace("\n", "").replace("\t", "").isprintable() or "\ufffd" in text[:-1]:
-        return "binary data"
-    line = text.splitlines()[0] if text else ""
-    return f'text that begins with "{line[:20]}"' if text else "nothing but spaces"
-
-
-def _kind_of_document(text: bytes | bytearray) -> str:
-    """The kind of a JSON object without events, by its keys; or that it is cut off."""
-    keys, is_whole = _top_keys(text)
-    for needed, what in _DOCUMENTS:
-        if needed <= set(keys):
-            return f"{what}, not a trace of torch.profiler"
-    if not is_whole:
-        return "cut off, or not a trace of torch.profiler"
-    return f"JSON with the keys {_listed(keys)}, not a trace" if keys else "JSON without keys, not a trace"
-
-
-def _top_keys(text: bytes | bytearray) -> tuple[list[str], bool]:
-    """The keys of the outermost object, as far as the text goes; whether it has all of them."""
-    keys: list[str] = []
-    depth = 0
-    for token in TOKENS.finditer(text):
-        mark = token.group()
-        if mark in b"{[":
-            depth += 1
-        elif mark in b"}]":
-            depth -= 1
-        elif depth == 1 and _COLON.match(text, token.end()):
-            keys.append(mark[1:-1].decode("utf-8", "replace"))
-    return keys, depth == 0
-
-
-def kind_of_events(header: Mapping[str, Any], categories: Iterable[str | None]) -> str:
-    """The kind of a trace without anything of Kineto's, by its header and the categories of its events."""
-    for key, who in _WRITERS:
-        if key in header:
-            return f"a trace of {who}, not of Kineto (torch.profiler)"
-    if "traceEvents" not in header:
-        return "a bare list of events, as Chrome's tools write, not a trace of Kineto (torch.profiler)"
-    named = sorted(each for each in categories if each is not None)
-    if named:
-        return f"only events of the categories {_listed(named)}"
-    return "only events without a category, which Kineto (torch.profiler) never writes"
-
-
-def notes_on_categories(categories: Collection[str | None]) -> Iterator[Finding]:
-    """Notes on events that were left out for their category."""
-    for device in devices_not_read(categories):
-        yield noticed("device-not-read", device=device)
-    unknown = sorted(
-        each
-        for each in categories
-        if each is not None and each not in OTHER_CATEGORIES and each not in DEVICES_NOT_READ
-    )
-    if unknown:
-        yield noticed("unknown-categories", categories=_listed(unknown))
-
-
-def devices_not_read(categories: Iterable[str | None]) -> list[str]:
-    """Devices whose work the trace holds, but not in a form that the analysis reads."""
-    return sorted({DEVICES_NOT_READ[each] for each in categories if each in DEVICES_NOT_READ})
-
-
-def _listed(names: Collection[str]) -> str:
-    return first_of([repr(name[:40]) for name in names], MAX_NAMED)
 
 
 _NOT_A_NUMBER = re.compile(rb"([:\[,]\s*)(-?(?:nan|inf(?:inity)?))(?=\s*[,}\]])", re.IGNORECASE)
@@ -521,8 +407,9 @@ class TraceBlocks(Generic[Event]):
     """Afterwards: the byte at which the file ends too early, if it does."""
 
     def __post_init__(self) -> None:
-        self._events_decoder = msgspec.json.Decoder(list[self.event_type])  # type: ignore[name-defined]
-        self._event_decoder = msgspec.json.Decoder(self.event_type)
+        # Not strictly: numbers may be in quotes.
+        self._events_decoder = msgspec.json.Decoder(list[self.event_type], strict=False)  # type: ignore[name-defined]
+        self._event_decoder = msgspec.json.Decoder(self.event_type, strict=False)
         self._buffer = bytearray()
         self._after_event = False
         self._offset = 0
@@ -590,10 +477,9 @@ class TraceBlocks(Generic[Event]):
         path = self.source.path
         if first not in (b"{", b"["):
             start = len(self._buffer) - len(self._buffer.lstrip(_SPACE))
-            return TraceError(f"{path}: {_kind_of_file(bytes(self._buffer[:64]))} at byte {start}")
+            return TraceError(f"{path}: byte {start}: {kind_of_file(bytes(self._buffer[:HEAD_BYTES]))}")
         self._refuse_damage(b"")
-        size = len(self._buffer)
-        return TraceError(f"{path}: {_kind_of_document(self._buffer)}: no traceEvents up to byte {size}")
+        return TraceError(f"{path}: {kind_of_document(self._buffer)}")
 
     def _guess(self) -> tuple[list[Event], bytes] | None:
         """The block up to the last apparent end of an event in `BLOCK_BYTES`, if it is one."""

@@ -120,6 +120,54 @@ def test_gaps_are_of_an_unknown_cause_where_the_launch_of_what_came_next_is(
     wording(report.conclusion)
 
 
+def launches_of(calls: list[tuple[float, float]], name: str = "cudaLaunchKernel") -> list[Event]:
+    """Kernels of 1 ms that start 5 µs after their launching call ends; `calls`: start and length, in µs."""
+    works = [kernel("sgemm", start + length + 5, 1_000, i) for i, (start, length) in enumerate(calls, 1)]
+    return [span("cuda_runtime", name, *call, correlation=i) for i, call in enumerate(calls, 1)] + works
+
+
+@pytest.mark.parametrize("begin", [800, 1_500], ids=["before the gap", "in the gap"])
+def test_the_gpu_waits_for_a_launching_call_until_it_ends(tmp_path: Path, begin: int) -> None:
+    """Whether it had begun when the GPU ran dry makes no difference; one of 1 ms or more loads a module."""
+    for length, part in ((900, "launching"), (50_000, "one_off")):
+        events = launches_of([(0, 10), (begin, length)])
+        idle = analyse_paths([write(tmp_path / "t.json", events)]).ranks[0].total.idle_by_cause_us
+        running = begin + length - max(begin, 1_015)
+        assert (getattr(idle, part), idle.host, idle.latency) == (running, max(begin - 1_015, 0), 5)
+
+
+def test_what_is_done_once_is_named_first(tmp_path: Path, wording: Wording) -> None:
+    allocation = span("cuda_runtime", "cudaMalloc", 1_100, 2_000)
+    events = launches_of([(0, 10), (4_000, 9_000), (14_000, 10)])
+    report = analyse_paths([write(tmp_path / "t.json", [*events, allocation])])
+    assert report.ranks[0].total.idle_by_cause_us.one_off == 11_000
+    assert [(row.name, row.count, row.host_us) for row in report.ranks[0].one_off] == [
+        ("cudaLaunchKernel", 1, 9_000),
+        ("cudaMalloc", 1, 2_000),
+    ]
+    wording(report.conclusion)
+    alone = [step(1, 0, 14_100), *events, allocation, launch(20_000, 1, 9), kernel("k", 20_002, 1, 9)]
+    wording(analyse_paths([write(tmp_path / "t.json", alone)]).conclusion)
+
+
+def test_compiling_is_done_once(tmp_path: Path) -> None:
+    compiling = [
+        span("user_annotation", "entire_frame_compile (dynamo_timed)", 1_100, 5_000),
+        span("user_annotation", "backend_compile (dynamo_timed)", 2_000, 3_000),
+    ]
+    events = [*launches_of([(0, 10), (8_000, 10)]), *compiling]
+    rank = analyse_paths([write(tmp_path / "t.json", events)]).ranks[0]
+    assert rank.total.idle_by_cause_us.one_off == 5_000
+    assert [(row.name, row.count, row.host_us) for row in rank.one_off] == [("torch.compile", 1, 5_000)]
+
+
+def test_what_each_of_several_steps_does_is_not_done_once(tmp_path: Path) -> None:
+    marks = [step(i, 10_000 * i, 10_000) for i in range(3)]
+    events = launches_of([(10_000 * i, 3_000) for i in range(3)])
+    total = analyse_paths([write(tmp_path / "t.json", [*marks, *events])]).ranks[0].total
+    assert (total.idle_by_cause_us.one_off, total.idle_by_cause_us.launching) == (0, 6_000)
+
+
 def test_what_the_cpu_waits_for_on_a_device_that_the_trace_lacks_is_not_called_python(
     tmp_path: Path, wording: Wording
 ) -> None:

@@ -33,6 +33,8 @@ class Work:
     stream: int
     launch: int | None
     thread: int = 0
+    call_us: int = 1
+    """How long the launching call takes."""
 
 
 @dataclass
@@ -75,6 +77,7 @@ def draw(chance: random.Random, on_gpu: bool) -> Drawn:
                 chance.randrange(3),
                 max(begin - late, 0) if known else None,
                 chance.randrange(4),
+                chance.choice([1, 1, 7, 90]),
             )
         )
     return found
@@ -102,7 +105,7 @@ def events_of(drawn: Drawn) -> list[Event]:
     for number, work in enumerate(drawn.work):
         identity = IDS + number
         if work.launch is not None:
-            events.append(launch(work.launch, 1, identity) | {"tid": IDS + work.thread})
+            events.append(launch(work.launch, work.call_us, identity) | {"tid": IDS + work.thread})
         category = {"cat": "gpu_memcpy"} if work.kind == "copies" else {}
         length = work.end - work.start
         events.append(kernel(NAMES[work.kind], work.start, length, identity, stream=work.stream) | category)
@@ -202,7 +205,12 @@ def cause(drawn: Drawn, us: int, idle: set[int]) -> str:
     following = min(after, key=lambda work: work.start)
     if following.launch is None:
         return "other" if is_earlier(drawn, following) else "unknown"
-    return "host" if following.launch >= begin else "other"
+    if us < following.launch:
+        return "host"
+    done = min(following.launch + following.call_us, following.start)
+    if us < done:
+        return "launching"
+    return "latency" if begin < done and us < done + 20 else "other"
 
 
 def figures(found: Breakdown) -> Counter[str]:
@@ -216,6 +224,8 @@ def figures(found: Breakdown) -> Counter[str]:
             "idle": found.idle_us,
             "idle data": idle.data,
             "idle host": idle.host + idle.comm_wait,
+            "idle launching": idle.launching,
+            "idle latency": idle.latency,
             "idle other": idle.other,
             "idle unknown": idle.unknown,
         }

@@ -86,7 +86,9 @@ def test_json_has_the_fields_of_the_design(capture: Path) -> None:
     fields = {f"{name}_us" for name in f"{names} exposed_wait exposed_transfer".split()}
     assert fields <= rank["total"].keys()
     assert fields | {"step", "idle_by_cause_us"} <= rank["steps"][0].keys()
-    assert rank["steps"][0]["idle_by_cause_us"].keys() == {"host", "comm_wait", "data", "other", "unknown"}
+    assert rank["steps"][0]["idle_by_cause_us"].keys() == {
+        *("host", "launching", "latency", "one_off", "comm_wait", "data", "other", "unknown")
+    }
     (each,) = content["collectives"]
     assert {"group", "seq", "kind", "bytes", "last_rank", "ranks"} <= each.keys()
     assert each["ranks"] == [
@@ -175,8 +177,8 @@ def test_captures_without_steps_are_compared_by_their_time(tmp_path: Path, wordi
     diff = diff_traces(short, long)
     assert (diff.per, diff.num_steps) == ("second", (0, 0))
     assert {each.name: (each.a_us, each.b_us) for each in diff.kernels} == {
-        "gemm": (pytest.approx(500_000), pytest.approx(500_000)),
-        "end": (pytest.approx(100_000), pytest.approx(10_000)),
+        "gemm": (50, 50),
+        "end": (10, 10),
     }
     assert sum(each.b_us for each in diff.classes) == pytest.approx(1e6)
     wording(render_trace_diff(diff, 100).partition("\nnote: ")[0])

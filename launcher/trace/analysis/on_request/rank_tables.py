@@ -21,7 +21,7 @@ from gpurun.launcher.trace.analysis.on_request.shapes import (
     launching_ops,
     op_shapes,
 )
-from gpurun.launcher.trace.analysis.steps import HostStep, Launched
+from gpurun.launcher.trace.analysis.steps import HostStep, Launched, OneOffWork
 from gpurun.launcher.trace.analysis.tables import Mask, Selection
 from gpurun.launcher.trace.intervals import Int64, union
 from gpurun.launcher.trace.kineto.classify import GpuKind
@@ -165,6 +165,7 @@ class RankTables:
 def rank_tables(
     trace: Trace,
     work: Launched,
+    once: OneOffWork,
     steps: Sequence[HostStep],
     kept: Sequence[int],
     shown: Selection,
@@ -177,6 +178,7 @@ def rank_tables(
     Args:
         trace: read with details.
         work: its GPU work.
+        once: what its CPU does once.
         steps: of the host.
         kept: positions of the chosen steps.
         shown: the work that the tables are about.
@@ -201,14 +203,14 @@ def rank_tables(
         step_operators=trees[-1] if trees and has_own else None,
         copies=tuple(copies(trace, shown.gpu)) if "copies" in show else None,
         launches=launches(trace, work, shown.gpu) if "launches" in show else None,
-        tasks=_tasks(trace, work, [steps[i] for i in kept]) if "critical-path" in show else None,
+        tasks=_tasks(trace, work, once, [steps[i] for i in kept]) if "critical-path" in show else None,
     )
 
 
-def _tasks(trace: Trace, work: Launched, steps: Sequence[HostStep]) -> Tasks:
+def _tasks(trace: Trace, work: Launched, once: OneOffWork, steps: Sequence[HostStep]) -> Tasks:
     """Tasks from the first step's start to the last one's end; of all of the trace where it has no steps."""
-    window = _window(trace, steps)
-    return gpu_tasks(trace, work, window) if len(trace.gpu) else cpu_tasks(trace, window)
+    window, covered = _window(trace, steps), once.covered
+    return gpu_tasks(trace, work, covered, window) if len(trace.gpu) else cpu_tasks(trace, covered, window)
 
 
 def _window(trace: Trace, steps: Sequence[HostStep]) -> tuple[int, int]:

@@ -1,8 +1,9 @@
 """Operators and kernels by the shapes of their arguments, with what the device achieves.
 
 Floating-point operations and least bytes are those of matrix products, convolutions and attention. Multiply
-and add count as two. Bytes are those of every input and output once: what perfect reuse would move. Causal
-attention counts half, since kernels skip what is masked.
+and add count as two. Bytes are those of every input and output once: what perfect reuse would move. Of an
+expanded input, what is stored counts. What is multiplied by a `beta` of 0 isn't read (documentation of
+`torch.addmm`). Causal attention counts half, since kernels skip what is masked.
 
 Source of the formulas: `torch/utils/flop_counter.py`, which counts causal attention whole.
 """
@@ -166,7 +167,7 @@ def _op_shape(
     key, hands_on = divmod(key, 2)
     name, number = divmod(key, width)
     given = trace.details.op_arguments[number]
-    call = call_of(decoded(given.dims), decoded(given.types), decoded(given.inputs))
+    call = call_of(decoded(given.dims), decoded(given.types), decoded(given.inputs), decoded(given.strides))
     title = trace.op_names[name]
     types = [kind for _, kind in _typed(call)]
     precision = _PRECISIONS.get(types[0].lower()) if types else None
@@ -336,6 +337,24 @@ class OperatorCall:
     types: tuple[str, ...]
     values: tuple[Any, ...]
     """The arguments that aren't tensors, as text; empty where the trace doesn't have them."""
+    strides: tuple[Any, ...] = ()
+    """The strides by position of the argument; empty where no tensor is expanded, or the trace lacks them."""
+
+    def stored(self, place: int) -> int:
+        """The elements of a tensor in memory: a side with the stride 0 has one; 0 for what isn't a tensor."""
+        shape = self.shapes[place]
+        strides = self.strides[place] if place < len(self.strides) else None
+        if not isinstance(strides, list) or len(strides) != len(shape):
+            strides = [1] * len(shape)
+        sides = (side if stride else min(side, 1) for side, stride in zip(shape, strides, strict=True))
+        return prod(sides) if shape else 0
+
+    def is_zero(self, place: int) -> bool:
+        """Whether a value is the number 0."""
+        try:
+            return float(self.values[place]) == 0
+        except (IndexError, TypeError, ValueError):
+            return False
 
     @property
     def element_bytes(self) -> int | None:
@@ -378,15 +397,15 @@ Formula = Callable[[OperatorCall], tuple[int, int] | None]
 
 
 def _product(first: int) -> Formula:
-    """A matrix product of the arguments `first` and `first` + 1, plus what is before it, if anything."""
+    """A matrix product of the arguments `first` and `first` + 1, plus `beta` times what is before it."""
 
     def formula(call: OperatorCall) -> tuple[int, int] | None:
         a, b = call.shapes[first : first + 2]
         if len(a) != len(b) or len(a) not in (2, 3) or a[-1] != b[-2] or a[:-2] != b[:-2]:
             return None
         batch, (m, k), n = prod(a[:-2]), a[-2:], b[-1]
-        added = prod(call.shapes[0]) if first and call.shapes[0] else 0
-        return 2 * batch * m * k * n, batch * (m * k + k * n + m * n) + added
+        added = call.stored(0) if first and not call.is_zero(first + 2) else 0
+        return 2 * batch * m * k * n, call.stored(first) + call.stored(first + 1) + batch * m * n + added
 
     return formula
 
@@ -473,7 +492,7 @@ def _attention(causal: int, heads_first: bool = True, passes: float = 1.0, first
         others = key[2] if heads_first else key[1]
         share = 0.5 if call.flag(causal) else 1.0
         flops = 2 * batch * heads * length * others * (depth + value[3]) * share * passes
-        elements = prod(query) + prod(key) + prod(value) + prod(query[:-1]) * value[3]
+        elements = sum(map(call.stored, range(first, first + 3))) + prod(query[:-1]) * value[3]
         return int(flops), elements * (1 if passes == 1 else 2)
 
     return formula
@@ -511,9 +530,11 @@ _FORMULAS: Mapping[str, Formula] = {
 }  # fmt: skip
 
 
-def call_of(dims: Sequence[Any], types: Sequence[Any], values: Sequence[Any]) -> OperatorCall:
+def call_of(
+    dims: Sequence[Any], types: Sequence[Any], values: Sequence[Any], strides: Sequence[Any] = ()
+) -> OperatorCall:
     """The call with these arguments as the trace has them."""
-    return OperatorCall(tuple(map(_shape, dims)), tuple(map(str, types)), tuple(values))
+    return OperatorCall(tuple(map(_shape, dims)), tuple(map(str, types)), tuple(values), tuple(strides))
 
 
 def shapes_text(dims: Any) -> str:

@@ -18,6 +18,8 @@ from tests.unit.trace.trace_files import Event, kernel, rank_info, span, write
 LATENCY_NS = 5_000
 CALL_NS = 3_000
 SYNC_NS = 2_000
+LOADS_NS = 1_000_000
+"""A launch that takes longer loads a module."""
 COMPUTE_STREAM, COPY_STREAM, COMM_STREAM = 7, 13, 20
 NEVER = -1
 
@@ -31,6 +33,7 @@ class Work:
     part: str
     ns: int
     launched: int
+    """When its launching call ends."""
     correlation: int
     after: list[Work]
     key: tuple[Any, ...] | None = None
@@ -51,6 +54,8 @@ class Instruction:
     other: int = COMM_STREAM
     name: str = "kernel"
     key: tuple[Any, ...] = ()
+    call_ns: int = CALL_NS
+    """How long its launching call takes."""
 
 
 @dataclass
@@ -105,7 +110,7 @@ class Job:
             began = rank.now
             for each in step:
                 ns = 0 if each.part == without else each.ns
-                call_ns = 0 if without == "host" else CALL_NS
+                call_ns = 0 if without == _part_of_call(each) else each.call_ns
                 if each.what == "cpu":
                     self._cpu(rank, each, ns)
                 elif each.what == "wait":
@@ -145,7 +150,7 @@ class Job:
         rank.calls += 1
         before = rank.work[each.stream][-1:]
         work = Work(
-            each.stream, each.name, each.part, ns, rank.now, rank.calls,
+            each.stream, each.name, each.part, ns, rank.now + call_ns, rank.calls,
             [*before, *rank.pending.pop(each.stream, [])], each.key or None,
         )  # fmt: skip
         rank.work[each.stream].append(work)
@@ -220,6 +225,10 @@ class Job:
                     )
 
 
+def _part_of_call(each: Instruction) -> str:
+    return "one-off" if each.call_ns >= LOADS_NS else "host"
+
+
 def _facts(work: Work) -> dict[str, Any]:
     assert work.key is not None
     ranks, sequence = work.key
@@ -248,8 +257,11 @@ def draw(seed: int) -> tuple[Job, list[float]]:
         "copy": chance.choice([0, 200_000]),
         "transfer": chance.choice([20_000, 200_000, 1_000_000]),
         "sync": chance.random() < 0.5,
+        "calls": chance.choice([[CALL_NS], [50_000, 400_000, 900_000], [300_000, 3_000_000]]),
         "steps": 2,
     }
+    if shape["copy"] and seed % 2:  # while a call runs, only a record shows what waits for a copy
+        shape["calls"] = [CALL_NS]
     programs = [_program(chance, shape, number, num_ranks, slow[number]) for number in range(num_ranks)]
     starts = [1_000_000 + chance.randint(0, 400_000) for _ in range(num_ranks)]
     skews = [round(chance.uniform(-30e6, 30e6), 3) for _ in range(num_ranks)]
@@ -273,7 +285,8 @@ def _program(
         for layer in range(2 * layers):
             step.append(Instruction("cpu", "host", int(shape["cpu"] * chance.uniform(0.5, 1.5))))
             ns = int(shape["kernel"] * chance.uniform(0.5, 1.5) * slow)
-            step.append(Instruction("launch", "compute", ns, name=f"layer{layer % 3}"))
+            call_ns = chance.choice([CALL_NS] * 6 + shape["calls"])
+            step.append(Instruction("launch", "compute", ns, name=f"layer{layer % 3}", call_ns=call_ns))
             if num_ranks > 1 and layer >= layers and layer % 2:
                 step.append(Instruction("wait", stream=COMM_STREAM, other=COMPUTE_STREAM))
                 ranks = everyone if layer % 4 == 1 else group

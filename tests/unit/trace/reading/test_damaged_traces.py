@@ -137,6 +137,14 @@ def test_garbage_between_events_names_the_byte(tmp_path: Path) -> None:
         b'{"traceEvents": [{"ph": "X", "name": "f", "ts": 1, "dur": 2}]}',
         b'{"traceEvents": [{"ph": "X", "cat": "v8", "name": "f", "ts": 1}]}',
         b'{"metadata": {"highres-ticks": true}, "traceEvents": [{"ph": "X", "name": "f", "ts": 1}]}',
+        b'{"traceEvents": [{}, {"ph": "M", "name": "process_name", "args": {"name": "CPU HIP API"}},'
+        b' {"ph": "X", "name": "f", "ts": "1", "dur": "5"}], "otherData": {}}',
+        b'{"traceEvents": [{"ph": "M", "name": "process_name", "args": {"name": "/job:x/gpu:7 Compute"}},'
+        b' {"ph": "X", "cat": "Op", "name": "f", "ts": 1}]}',
+        b'{"schemaVersion": 1, "traceEvents": [{"ph": "X", "cat": "overhead", "name": "f", "ts": 1}]}',
+        b'{"CudaEvent": {"startNs": "1"}, "Type": 48}',
+        b"\n\x0d\x12\x09/host:CPU\x1a\x00",
+        b"trace.json".ljust(257, b"\0") + b"ustar\x0000",
     ],
 )
 def test_foreign_files(tmp_path: Path, content: bytes, wording: Wording) -> None:

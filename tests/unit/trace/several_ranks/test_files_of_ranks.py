@@ -5,6 +5,7 @@ import pickle
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from gpurun.launcher.trace import parallel
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.model import TraceReport
 from tests.said import trace_notes
-from tests.unit.trace.trace_files import kernel, rank_info, step, write
+from tests.unit.trace.trace_files import kernel, launch, rank_info, span, step, write
 from tests.wording import Wording
 
 
@@ -112,6 +113,65 @@ def test_of_two_traces_of_a_rank_the_later_is_taken(tmp_path: Path, wording: Wor
     report = analyse_paths([tmp_path])
     assert [rank.total.compute_us for rank in report.ranks] == [2]
     wording(trace_notes(report))
+
+
+BEGIN_US = 1_700_000_000_000_000
+DAY_US = 86_400_000_000
+
+
+def write_capture(path: Path, start_us: float, process: int, length_us: float = 100, **header: Any) -> None:
+    """A trace of a process, at a time since `BEGIN_US`."""
+    at = BEGIN_US + start_us
+    calls = [span("cpu_op", "aten::mm", at, 10), launch(at, 5, 1)]
+    write(path, [*(each | {"pid": process} for each in calls), kernel("k", at + 6, length_us, 1)], **header)
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_captures_one_after_the_other_are_of_one_rank(
+    tmp_path: Path, is_named: bool, wording: Wording
+) -> None:
+    """As `tensorboard_trace_handler` leaves them; what was recorded at the same time are ranks."""
+    for i in range(3):
+        name = f"host_77.170000000000000000{i}.pt.trace.json" if is_named else f"{i}.json"
+        write_capture(tmp_path / name, 1_000 * i, 77)
+    report = analyse_paths([tmp_path])
+    assert [rank.files[0] for rank in report.ranks] == [str(tmp_path / name)]
+    wording([each.replace(str(tmp_path), "TMP") for each in trace_notes(report)])
+    for i in range(3):
+        write_capture(tmp_path / f"{i}.json", 50 * i, 78)
+    assert len(analyse_paths([tmp_path / f"{i}.json" for i in range(3)]).ranks) == 3
+
+
+def test_the_captures_of_two_processes_are_paired(tmp_path: Path) -> None:
+    """Their clocks differ by most of a capture."""
+    for i in range(3):
+        for process in (500, 501):
+            name = f"host_{process}.170000000000000000{i}.pt.trace.json"
+            write_capture(tmp_path / name, 1_000 * i + 700 * (process - 500), process, 900)
+    report = analyse_paths([tmp_path])
+    assert [Path(rank.files[0]).name[:28] for rank in report.ranks] == [
+        f"host_{process}.1700000000000000002"[:28] for process in (500, 501)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("others", "shown"),
+    [
+        (["b0"], ["a0", "a1"]),
+        (["b0", "b1"], ["b0", "b1"]),
+        (["b1", "c0"], ["a0", "a1"]),
+    ],
+)
+def test_the_newest_job_that_has_all_ranks_is_shown(
+    tmp_path: Path, others: list[str], shown: list[str], wording: Wording
+) -> None:
+    """Ranks of two jobs, days apart, are no job."""
+    for name in ("a0", "a1", *others):
+        job, rank = "abc".index(name[0]), int(name[1])
+        write_capture(tmp_path / f"{name}.json", 21 * DAY_US * job, 10 * job + rank, **rank_info(rank, 2))
+    report = analyse_paths([tmp_path])
+    assert [Path(rank.files[0]).stem for rank in report.ranks] == shown
+    wording([each.replace(str(tmp_path), "TMP") for each in trace_notes(report)])
 
 
 def test_such_a_process_gets_what_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,124 @@
+"""Traces that other programs and older profilers write: what is read of them, and what is said."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpurun.launcher.report.terminal.changes import render_trace_diff
+from gpurun.launcher.trace.analysis.analyse import analyse_paths
+from gpurun.launcher.trace.diff import diff_traces
+from gpurun.launcher.trace.kineto.classify import readable
+from gpurun.launcher.trace.model import TraceReport
+from gpurun.launcher.units import adding_up
+from tests.said import trace_notes
+from tests.unit.trace.trace_files import Event, kernel, launch, span, step, write
+from tests.wording import Wording
+
+
+def old_event(name: str, start_us: float, length_us: float, place: str = "CPU") -> Event:
+    """As torch.autograd.profiler wrote them before it used Kineto."""
+    return {
+        "name": name,
+        "ph": "X",
+        "ts": start_us,
+        "dur": length_us,
+        "tid": 1,
+        "pid": f"{place} functions",
+        "args": {},
+    }
+
+
+def listed(path: Path, events: list[Event]) -> TraceReport:
+    """The report on a bare list of events."""
+    path.write_text(json.dumps(events))
+    return analyse_paths([path])
+
+
+def test_exports_of_the_old_autograd_profiler(tmp_path: Path, wording: Wording) -> None:
+    events = [old_event("aten::zeros", 10.5, 40), old_event("aten::empty", 12, 8.25)]
+    (rank,) = listed(tmp_path / "cpu.json", events).ranks
+    assert (rank.device, rank.total.compute_us) == ("CPU", 40)
+    assert {row.name: row.host_us for row in rank.ops} == {"aten::zeros": 31.75, "aten::empty": 8.25}
+    found = listed(
+        tmp_path / "t.json", [*events, old_event("aten::zeros", 30, 25, "CUDA"), {"ph": "s", "ts": 1}]
+    )
+    assert found.ranks[0].total.compute_us == 25
+    assert [(row.name, row.count, row.device_us) for row in found.ranks[0].kernels] == [
+        ("aten::zeros", 1, 25)
+    ]
+    wording([each.replace(str(tmp_path), "TMP") for each in trace_notes(found)])
+
+
+def test_times_in_quotes_are_exact(tmp_path: Path, wording: Wording) -> None:
+    """As torch_npu writes them, to the nanosecond."""
+    first, second = (span("cpu_op", "aten::mm", 0, 13.08) for _ in range(2))
+    first |= {"ts": "1704161511420306.491"}
+    second |= {"ts": "1704161511420439.502", "dur": "4"}
+    process = {"ph": "M", "name": "process_name", "pid": 800, "args": {"name": "Ascend Hardware"}}
+    work = {"ph": "X", "name": "MatMul", "pid": 800, "tid": 3, "ts": "1704161511420450.001", "dur": 9.5}
+    damaged = [span("cpu_op", "aten::mm", 0, 1) | {"ts": text} for text in ("nan", "-Inf", "soon", "1e999")]
+    found = listed(tmp_path / "trace_view.json", [process, first, second, work, *damaged])
+    assert found.base_time_ns == 1704161511420306000
+    (rank,) = found.ranks
+    assert (rank.device, rank.total.span_us, rank.total.compute_us) == ("CPU (NPU not read)", 137.011, 17.08)
+    wording([each.replace(str(tmp_path), "TMP") for each in trace_notes(found)])
+
+
+@pytest.mark.parametrize(
+    ("call", "device"), [("cudaDeviceSynchronize", "CPU"), ("cudaMemcpyAsync", "CPU (GPU not recorded)")]
+)
+def test_calls_of_the_profiler_make_no_gpu_program(tmp_path: Path, call: str, device: str) -> None:
+    events = [span("cpu_op", "aten::mm", 0, 50), span("cuda_runtime", call, 60, 900, correlation=1)]
+    found = analyse_paths([write(tmp_path / "t.json", events)])
+    assert found.ranks[0].device == device
+    assert len(trace_notes(found)) == 1 + (device != "CPU")
+
+
+def marked(path: Path, on_gpu: bool) -> TraceReport:
+    work = [launch(5, 2, 1), kernel("gemm", 20, 30, 1)] if on_gpu else []
+    return analyse_paths([write(path, [step(1, 0, 100), span("cpu_op", "aten::mm", 2, 20), *work])])
+
+
+def test_a_cpu_and_a_gpu_are_compared_by_their_operators(tmp_path: Path, wording: Wording) -> None:
+    diff = diff_traces(marked(tmp_path / "a.json", False), marked(tmp_path / "b.json", True))
+    assert [(each.name, each.a_us, each.b_us) for each in diff.ops] == [("aten::mm", 20, 20)]
+    assert (diff.kernels, diff.shapes, diff.operators) == ((), (), None)
+    wording([each for each in trace_notes(diff) if "GPU" in each])
+
+
+def test_without_steps_names_are_compared_by_call(tmp_path: Path) -> None:
+    """Shares of a trace shrink as another part grows."""
+
+    def record(name: str, mm_us: float, pause_us: float) -> TraceReport:
+        events = [span("cpu_op", "aten::mm", i * (mm_us + pause_us), mm_us) for i in range(3)]
+        return analyse_paths([write(tmp_path / name, events)])
+
+    diff = diff_traces(record("a.json", 100, 10), record("b.json", 750, 9000))
+    assert [(each.a_us, each.b_us) for each in diff.ops] == [(100, 750)]
+    assert "+650.0" in render_trace_diff(diff, 100)
+
+
+@pytest.mark.parametrize(
+    ("mangled", "name"),
+    [
+        ("_ZN5cudnn3ops4castI6__halffEEvPKT_PT0_", "cudnn::ops::cast<6__halffEEvPKT_PT0_>"),
+        ("_ZN2at6native3addEv", "at::native::add"),
+        ("_Z6kernelPf", "kernel(Pf)"),
+        ("_ZN12_GLOBAL__N_11fEi", "(anonymous namespace)::f(i)"),
+        ("_Z99short", "_Z99short"),
+        ("_Z", "_Z"),
+        ("void gemm<float>(int)", "void gemm<float>(int)"),
+    ],
+)
+def test_names_of_cpp(mangled: str, name: str) -> None:
+    assert readable(mangled) == name
+
+
+@given(st.lists(st.floats(0, 1e6), max_size=8))
+def test_parts_add_up_in_the_last_digit(parts: list[float]) -> None:
+    shown = adding_up(parts, sum(parts))
+    assert sum(shown) == round(sum(parts))
+    assert all(abs(one - other) < 1 for one, other in zip(shown, parts, strict=True))
