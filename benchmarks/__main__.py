@@ -1,9 +1,10 @@
 """`python -m benchmarks [NAME …]`: all of them, or the named ones; `fuzz [TARGET …]`: input of strangers;
-`launcher_tests FILE …`: torch's tests of its launcher."""
+`launcher_tests FILE …`: torch's tests of its launcher; `corpus DIR`: public traces."""
 
 import argparse
 import importlib
 import sys
+from pathlib import Path
 
 MODULES = (
     "cost.startup",
@@ -46,6 +47,9 @@ def main() -> None:
         return
     if sys.argv[1:2] == ["launcher_tests"]:
         importlib.import_module("benchmarks.faults.launcher_tests").main(sys.argv[2:])
+        return
+    if sys.argv[1:2] == ["corpus"]:
+        importlib.import_module("benchmarks.traces.corpus").main(Path(sys.argv[2]))
         return
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; without one, all")

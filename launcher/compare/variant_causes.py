@@ -204,7 +204,7 @@ def _by_ablation(slower: VariantResult, faster: VariantResult) -> Cause | None:
         return None  # it may lose as much
     figures = {"who": f"rank {rank.rank}", "of": "its step", "case": "untraced"}
     found = Cause("communication", (rank.rank,), 1e6 * lost_ms, 1e6 * slower.step_ms.estimate, figures)
-    before = replace(found, saved_ns=1e6 * max(0.0, before_ms))
+    before = replace(found, lost_ns=1e6 * max(0.0, before_ms))
     return grown((found,), (before,), 1e6 * longer_ms)
 
 
@@ -306,7 +306,8 @@ def _scaled(found: Cause, factor: float) -> Cause:
 
     return replace(
         found,
-        saved_ns=factor * found.saved_ns,
+        lost_ns=factor * found.lost_ns,
+        replayed_ns=None if found.replayed_ns is None else factor * found.replayed_ns,
         span_ns=factor * found.span_ns,
         more_ns=None if found.more_ns is None else factor * found.more_ns,
         figures={name: value and scaled(name, value) for name, value in found.figures.items()},
@@ -333,10 +334,10 @@ def remaining(fastest: VariantResult, is_explained: bool = False) -> tuple[Findi
         return (to_do("not-recorded", "why-untraced" if fastest.kind.runs_program else "untraced"),)
     if _other_timed_ms(found, fastest) is not None:
         return (to_do("noticed", "far"),)
-    if found.share < MENTION_FROM:
-        most = max(1, math.ceil(100 * found.share))
+    if found.weight < MENTION_FROM:
+        most = max(1, math.ceil(100 * found.weight))
         return (finding("nothing-left", fastest.id, where=where, most=most),)
-    is_large = found.share >= LARGE_FROM
+    is_large = found.weight >= LARGE_FROM
     is_named = is_large and not is_explained
     return (cause(found, fastest, None if is_large else AFTER_ALL), *_next_step(found, fastest, is_named))
 

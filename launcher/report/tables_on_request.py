@@ -13,6 +13,7 @@ from gpurun.launcher.trace.model import (
     CriticalPath,
     KernelTotal,
     LaunchTotals,
+    NameTotal,
     OperatorTotal,
     PathPart,
     ShapeTotal,
@@ -274,6 +275,13 @@ _LAUNCHES: tuple[FigureColumn[LaunchTotals], ...] = (
 )
 
 
+_ONE_OFF: tuple[FigureColumn[tuple[int, NameTotal]], ...] = (
+    FigureColumn("rank", lambda row: row[0], format_count),
+    FigureColumn("ms", lambda row: row[1].host_us, us_in_ms),
+    FigureColumn("count", lambda row: row[1].count, format_count),
+)
+
+
 def _launches(report: TraceReport) -> TableContent:
     if not report.launches:
         return TableContent((), ("the traces have no launches",))
@@ -289,7 +297,10 @@ def _launches(report: TraceReport) -> TableContent:
         "short: kernels below 10 µs; slow: kernels that took less time than launching them"
     )
     titles = tuple(figure.title for figure in _LAUNCHES)
-    return TableContent((ShownTable(titles, "", rows, "queue over time, by rank"),), (note,))
+    once = [(rank.rank, row) for rank in report.ranks for row in rank.one_off]
+    more = [_table(_ONE_OFF, "done once, whatever the GPU did meanwhile", once, lambda row: row[1].name)]
+    launches = ShownTable(titles, "", rows, "queue over time, by rank")
+    return TableContent((launches, *(more if once else [])), (note,))
 
 
 _NOTHING_US = 0.5

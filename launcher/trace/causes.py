@@ -135,22 +135,34 @@ class Cause:
     part: Part
     ranks: tuple[int, ...]
     """The ranks that lose it; of a wait for a rank, the one that the others wait for."""
-    saved_ns: float
-    """Time by which the step would be shorter without it, at most."""
+    lost_ns: float
+    """Time that is lost to it."""
     span_ns: float
     figures: Mapping[str, Any]
     """Figures in the sentence, by name with units."""
     more_ns: float | None = None
     """The growth over the variant compared with: healthy steps lose some of it, too."""
+    replayed_ns: float | None = None
+    """Time by which the step would be shorter without it, by a replay; `None` where there is none."""
 
     @property
     def code(self) -> str:
         return PARTS[self.part]
 
     @property
-    def share(self) -> float:
-        """Share of the step."""
+    def saved_ns(self) -> float:
+        """Time by which the step would be shorter without it: by a replay, else at most all that is lost."""
+        return self.lost_ns if self.replayed_ns is None else self.replayed_ns
+
+    @property
+    def weight(self) -> float:
+        """What the step would be shorter by, as a share of it."""
         return self.saved_ns / self.span_ns if self.span_ns else 0.0
+
+    @property
+    def share(self) -> float:
+        """Share of the step that is lost to it."""
+        return self.lost_ns / self.span_ns if self.span_ns else 0.0
 
     @property
     def is_wait(self) -> bool:
@@ -162,6 +174,8 @@ class Cause:
         return cause_finding(self).text
 
 
+SAVED_AS_LOST = 0.1
+"""Difference, as a share of the step, up to which what is saved is about what is lost."""
 SHOW_GROWTH_BELOW = 0.95
 """Up to this share of a loss its growth is shown too; above, the two are about the same."""
 
@@ -177,19 +191,26 @@ def cause_finding(
 
     `than`: the name of what its growth is over.
     """
-    is_part = cause.more_ns is not None and cause.more_ns < SHOW_GROWTH_BELOW * cause.saved_ns
+    is_part = cause.more_ns is not None and cause.more_ns < SHOW_GROWTH_BELOW * cause.lost_ns
     more = {"more_ms": (cause.more_ns or 0.0) / 1e6, "than": than}
     return finding(
         cause.code,
         variant,
         cause.ranks,
-        weight=cause.share if weight is None else weight,
+        weight=cause.weight if weight is None else weight,
         percent=100 * cause.share,
-        lost_ms=cause.saved_ns / 1e6,
+        lost_ms=cause.lost_ns / 1e6,
         span_ms=cause.span_ns / 1e6,
         whole_ms=None if "most_ms" in cause.figures else cause.span_ns / 1e6,
+        saved_ms=_other_saved_ms(cause),
         **{**cause.figures, **(more if is_part or cause.part == "compute" else {}), **figures},
     )
+
+
+def _other_saved_ms(cause: Cause) -> float | None:
+    """What a step would be shorter by, where that isn't what is lost."""
+    is_alike = abs(cause.saved_ns - cause.lost_ns) <= SAVED_AS_LOST * cause.span_ns
+    return None if is_alike else max(cause.saved_ns, 0.0) / 1e6
 
 
 def causes(measured: MeasuredRanks) -> list[Cause]:
@@ -199,7 +220,7 @@ def causes(measured: MeasuredRanks) -> list[Cause]:
     found = [_own(part, slowest, measured) for part in parts]
     if measured.is_whole:
         wait, bubble = _wait(measured), _bubble(measured)
-        waits = (bubble, wait) if measured.by_collectives else (bubble if not wait.saved_ns else None, wait)
+        waits = (bubble, wait) if measured.by_collectives else (bubble if not wait.lost_ns else None, wait)
         found += [each for each in waits if each is not None]
         if any("blocked" in each.lost_ns for each in measured.ranks):
             found.append(_own("blocked", slowest, measured))
@@ -232,7 +253,7 @@ def grown(found: Iterable[Cause], before: Sequence[Cause], longer_ns: float) -> 
     """
     if not before or longer_ns <= 0:
         return None
-    more = [(cause.saved_ns - _as_much(cause, before), cause) for cause in found]
+    more = [(cause.lost_ns - _as_much(cause, before), cause) for cause in found]
     more_ns, most = max(more, key=lambda item: item[0], default=(0.0, None))
     if most is None or more_ns < max(MOST * longer_ns, MENTION_FROM * most.span_ns):
         return None
@@ -242,7 +263,7 @@ def grown(found: Iterable[Cause], before: Sequence[Cause], longer_ns: float) -> 
 def _as_much(cause: Cause, before: Iterable[Cause]) -> float:
     """How much of the like was lost before; to wait is to wait, for whatever reason."""
     return sum(
-        other.saved_ns for other in before if other.part == cause.part or (other.is_wait and cause.is_wait)
+        other.lost_ns for other in before if other.part == cause.part or (other.is_wait and cause.is_wait)
     )
 
 
@@ -339,7 +360,7 @@ def _explained_ns(waiting: RankTime, cause: RankTime) -> float:
 
 def _is_late_for_own_loss(cause: RankTime, waiting: RankTime) -> bool:
     """Whether what the other rank loses by itself explains most of the wait: it isn't slow at computing."""
-    own: tuple[Part, ...] = ("input", "copies", "pinned_copies", *OF_HOST)
+    own: tuple[Part, ...] = ("input", "copies", "pinned_copies", "one_off", *OF_HOST)
     return any(_more_ns(part, cause, waiting) >= MOST * waiting.wait_ns > 0 for part in own)
 
 
@@ -395,7 +416,7 @@ def advice_finding(cause: Cause, case: str, variant: str | None = None, where: s
         "act-on-cause",
         variant,
         cause.ranks,
-        weight=cause.share,
+        weight=cause.weight,
         case=case,
         where=where,
         percent=100 * cause.share if where else None,

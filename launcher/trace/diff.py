@@ -101,7 +101,7 @@ def diff_traces(a: TraceReport, b: TraceReport) -> TraceDiff:
     per: Per = "step" if all(rank.steps for report in (a, b) for rank in report.ranks) else "second"
     classes = _CLASSES if per == "step" else _CLASSES[1:]
     found = TraceDiff(
-        schema=3,
+        schema=4,
         num_ranks=(len(a.ranks), len(b.ranks)),
         num_steps=(_num_steps(a), _num_steps(b)),
         devices=(_devices(a), _devices(b)),

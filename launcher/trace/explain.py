@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import fmean
 from typing import Any, TypeVar
@@ -56,14 +56,14 @@ def explain(report: TraceReport) -> tuple[Finding, ...]:
     if first is None:
         return (_traced(report),)
     found = [first, *(cause for cause in found if cause is not first)]
-    if found[0].share < MENTION_FROM:
+    if found[0].weight < MENTION_FROM:
         others = 100 * found[0].share
         return (_traced(report, percent=_compute_percent(report), most_percent=others or None),)
-    named = [found[0], *(cause for cause in found[1:] if cause.share >= MENTION_NEXT_FROM)]
+    named = [found[0], *(cause for cause in found[1:] if cause.weight >= MENTION_NEXT_FROM)]
     if any(cause.is_wait for cause in named):
-        waits = [cause for cause in found if cause.is_wait and cause.share >= MENTION_FROM]
+        waits = [cause for cause in found if cause.is_wait and cause.weight >= MENTION_FROM]
         named = [cause for cause in found if cause in named or cause in waits]
-    most = max(cause.share for cause in named)  # the first says most, though another may take more
+    most = max(cause.weight for cause in named)  # the first says most, though another may take more
     said = [(cause, each) for cause in named for each in _said(cause)]
     weighed = (replace(each, weight=most) if cause is first else each for cause, each in said)
     return ranked((_traced(report), *weighed))
@@ -71,7 +71,7 @@ def explain(report: TraceReport) -> tuple[Finding, ...]:
 
 def _once(found: Sequence[Cause]) -> Cause | None:
     """What is done once, if it matters: other shares are then not those of a usual step."""
-    return next((each for each in found if each.part == "one_off" and each.share >= MENTION_FROM), None)
+    return next((each for each in found if each.part == "one_off" and each.weight >= MENTION_FROM), None)
 
 
 def _said(cause: Cause) -> tuple[Finding, ...]:
@@ -129,7 +129,42 @@ def trace_causes(report: TraceReport) -> list[Cause]:
         wait_groups=_groups(report, _most_waiting(report)),
     )
     once = next(rank for rank in report.ranks if rank.rank == slowest)
-    return [_named(cause, once) if cause.part == "one_off" else cause for cause in causes(measured)]
+    found = [_named(cause, once) if cause.part == "one_off" else cause for cause in causes(measured)]
+    found = [replace(cause, replayed_ns=_replayed_ns(cause, report)) for cause in found]
+    return sorted(found, key=lambda cause: -cause.saved_ns)
+
+
+_OF_REPLAY: Mapping[Part, str] = {
+    "input": "input",
+    "copies": "copies",
+    "pinned_copies": "copies",
+    "one_off": "one-off",
+    "host": "host",
+    "outside": "host",
+    "unseen": "host",
+    "gaps": "latency",
+    "transfer": "transfer",
+    "model_transfer": "transfer",
+    "split": "rank",
+    "straggler": "rank",
+}
+"""What is left out of a replay to find what a part costs."""
+
+
+def _replayed_ns(cause: Cause, report: TraceReport) -> float | None:
+    """What a step would be shorter by without the cause; of transfers, without those of one kind of group.
+
+    Without the loss of some ranks, it would be as with them like the others.
+    """
+    part = _OF_REPLAY.get(cause.part) if cause.lost_ns else None
+    if part not in (None, "transfer") and len(cause.ranks) < len(whole_ranks(report.ranks)):
+        part = "rank"
+    found = [
+        each.saved_us
+        for each in report.savings
+        if each.part == part and (part != "rank" or each.rank in cause.ranks)
+    ]
+    return 1000 * max(found) if found else None
 
 
 def _named(cause: Cause, rank: RankTrace) -> Cause:

@@ -1,4 +1,4 @@
-"""`TraceReport`: the result of `gpurun trace`, and the schema of its JSON (version 3).
+"""`TraceReport`: the result of `gpurun trace`, and the schema of its JSON (version 4).
 
 Times are µs as floats with nanosecond precision; start times count from `base_time_ns`. Figures that don't
 apply or can't be determined are `None` (`null`), never 0. Some tables are made on request only.
@@ -153,6 +153,19 @@ class PathPart:
     path_us: float
     gain_us: float | None
     """The time that the job would gain without it, by replaying the graph; `None` where not computed."""
+
+
+@dataclass(frozen=True)
+class Saving:
+    """How much shorter a step would be without something, by a replay of what all ranks do."""
+
+    part: str
+    """A part as in `PathPart`; rank: what this rank does beyond the others."""
+    rank: int | None
+    parallelism: str | None
+    """Of transfers: the kind, as in `ParallelKind`, of their groups."""
+    saved_us: float
+    """Of a step; of all of the trace where it has none."""
 
 
 @dataclass(frozen=True)
@@ -529,6 +542,9 @@ class TraceReport:
     """The costs by kind of parallelism."""
     pipeline: tuple[PipelineStage, ...]
     """Empty if no messages run between stages."""
+    savings: tuple[Saving, ...] = ()
+    """What a step would be shorter by without each of its parts, the largest first; empty where that can't be
+    replayed: a trace is missing or cut off, launches are lost, or a step is too long."""
     kernels_by_shape: tuple[KernelTotal, ...] | None = None
     """The kernels by shape. `None`, like the tables that follow, if it wasn't asked for."""
     shapes: tuple[ShapeTotal, ...] | None = None

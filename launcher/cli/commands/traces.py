@@ -163,7 +163,7 @@ def diff_two_captures(a: Path, b: Path, as_tree: bool, details: bool, as_json: b
     "--show",
     callback=parse_tables,
     metavar="TABLES",
-    help="Show these tables instead, or have only these in the JSON: kernels, shapes, operators, "
+    help="Show these tables instead, and add them to the JSON: kernels, shapes, operators, "
     "collectives, copies, launches, critical-path, or all.",
 )
 @click.option(
@@ -192,7 +192,6 @@ def trace(
     """
     from gpurun.launcher.run.find import traces_of
     from gpurun.launcher.trace.analysis.analyse import analyse_paths
-    from gpurun.launcher.trace.model import TABLES
 
     found = traces_of(*paths)
     if merge is not None:
@@ -200,8 +199,7 @@ def trace(
 
         merge_traces(found.paths, merge, steps, found.within)
         click.echo(f"wrote {merge}; open it in https://ui.perfetto.dev", err=True)
-    tables = show or (TABLES if as_json else ())
-    analysis = analyse_paths(found.paths, steps, frozenset(tables), found.within)
+    analysis = analyse_paths(found.paths, steps, frozenset(show or ()), found.within)
     if show and not as_json:
         from gpurun.launcher.report.terminal.trace import render_tables
 

@@ -22,7 +22,14 @@ from gpurun.launcher.trace.analysis.collectives.match import (
     match,
     stragglers,
 )
-from gpurun.launcher.trace.analysis.critical_path import RankTasks, critical_path, join
+from gpurun.launcher.trace.analysis.critical_path import (
+    Graph,
+    RankTasks,
+    Tasks,
+    critical_path,
+    join,
+    savings,
+)
 from gpurun.launcher.trace.analysis.digest import Digest
 from gpurun.launcher.trace.analysis.discover import (
     HOW_TO_TRACE,
@@ -56,6 +63,7 @@ from gpurun.launcher.trace.model import (
     CriticalPath,
     LaunchTotals,
     PipelineStage,
+    Saving,
     StragglerReport,
     Table,
     TraceReport,
@@ -66,8 +74,13 @@ from gpurun.launcher.units import first_of
 MENTION_SLACK_NS = 10_000
 """Uncertainty of a clock from which on it is mentioned."""
 MAX_RANKS_SHOWN = 8
+MAX_TASKS = 200_000
+"""Of all ranks together, in the steps that are replayed."""
 MAX_UNIX_NS = 1 << 63
 """Later times, after the year 2262, aren't Unix times; then only differences count."""
+
+
+Ranks = Sequence[tuple[int, Digest]]
 
 
 @dataclass(frozen=True)
@@ -245,7 +258,7 @@ def _report(ranked: Ranked, matched: Matched, notes: Sequence[Finding]) -> Trace
     ranks = [rank for rank, _ in ranked.digests]
     last_ranks = [last_rank(each, matched.offsets) for each in matched.collectives]
     report = TraceReport(
-        schema=3,
+        schema=4,
         base_time_ns=base_ns if abs(base_ns) < MAX_UNIX_NS else 0,
         clock_offsets_us={str(rank): matched.offsets[rank] / 1000 for rank in ranks},
         clock_offset_bounds_us={str(rank): _in_us(matched.clocks.between[rank]) for rank in ranks},
@@ -261,7 +274,36 @@ def _report(ranked: Ranked, matched: Matched, notes: Sequence[Finding]) -> Trace
         parallelism=parallel_kinds(_whole(views), kinds),
         pipeline=pipeline(_whole(views), kinds.stages, matched.offsets),
     )
+    report = replace(report, savings=_savings(ranked, matched, report))
     return replace(report, findings=(*explain(report), *notes))
+
+
+def _savings(ranked: Ranked, matched: Matched, report: TraceReport) -> tuple[Saving, ...]:
+    """By a replay of the same steps of all ranks; of a pipeline, ranks of one stage do the same."""
+    found = [(rank, digest.replayed) for rank, digest in ranked.digests if digest.replayed is not None]
+    sizes = {digest.world_size for _, digest in ranked.digests} - {None}
+    is_whole = len(found) == len(ranked.digests) >= max((size or 0 for size in sizes), default=0)
+    if not is_whole or len({each.steps for _, each in found}) > 1:
+        return ()
+    tasks = [(rank, each.tasks) for rank, each in found]
+    if sum(len(each.ends) for _, each in tasks) > MAX_TASKS:
+        return ()
+    peers = [stage.ranks for stage in report.pipeline] or [tuple(rank for rank, _ in found)]
+    numbers = found[0][1].steps
+    spans_us = [
+        sum(step.span_us for step in rank.steps if step.step in numbers) if numbers else rank.total.span_us
+        for rank in report.ranks
+    ]
+    groups = {kind.kind: kind.groups for kind in report.parallelism}
+    graph = _graph(tasks, ranked.digests, matched)
+    return savings(graph, len(numbers), peers, groups, 1000 * max(spans_us))
+
+
+def _graph(tasks: Sequence[tuple[int, Tasks]], digests: Ranks, matched: Matched) -> Graph:
+    shifts = {rank: digest.base_ns - matched.offsets[rank] for rank, digest in digests}
+    first_ns = min(each.start + shifts[rank] for rank, each in tasks)
+    ranks = [RankTasks(rank, each, shifts[rank] - first_ns) for rank, each in tasks]
+    return join(ranks, matched.collectives)
 
 
 def _in_us(bounds_ns: Shift) -> tuple[float | None, float | None]:
@@ -337,9 +379,6 @@ def _collective(
             for part in each.parts
         ),
     )
-
-
-Ranks = Sequence[tuple[int, Digest]]
 
 
 def _with_tables(report: TraceReport, digests: Ranks, matched: Matched) -> TraceReport:
@@ -468,10 +507,7 @@ def _launch_totals(rank: int, each: LaunchStatistics, shift_ns: int) -> LaunchTo
 
 
 def _path(tables: Sequence[tuple[int, RankTables]], digests: Ranks, matched: Matched) -> CriticalPath | None:
-    shifts = {rank: digest.base_ns - matched.offsets[rank] for rank, digest in digests}
     found = [(rank, each.tasks) for rank, each in tables if each.tasks is not None]
     if not found:
         return None
-    first_ns = min(tasks.start + shifts[rank] for rank, tasks in found)
-    ranks = [RankTasks(rank, tasks, shifts[rank] - first_ns) for rank, tasks in found]
-    return critical_path(join(ranks, matched.collectives), max(each.num_steps for _, each in tables))
+    return critical_path(_graph(found, digests, matched), max(each.num_steps for _, each in tables))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -25,12 +25,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurun.launcher.trace.analysis.collectives.match import Collective
-from gpurun.launcher.trace.analysis.steps import Launched
+from gpurun.launcher.trace.analysis.steps import HostStep, Launched, OneOffWork
 from gpurun.launcher.trace.analysis.tables import compute_ops
 from gpurun.launcher.trace.intervals import Int64, Intervals, union
 from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind, collective_kind
-from gpurun.launcher.trace.kineto.columns import GpuWait, HostRange, Trace
-from gpurun.launcher.trace.model import CriticalPath, PathPart
+from gpurun.launcher.trace.kineto.columns import GpuWait, HostRange, Timed, Trace
+from gpurun.launcher.trace.model import CriticalPath, PathPart, Saving
 
 NO_LABEL = -1
 
@@ -134,6 +134,21 @@ class TaskList:
         )
 
 
+def tasks_of(trace: Trace, work: Launched, once: OneOffWork, steps: Sequence[HostStep]) -> Tasks:
+    """Tasks from the first step's start to the last one's end; of all of the trace where it has no steps."""
+    window, covered = task_window(trace, steps), once.covered
+    return gpu_tasks(trace, work, covered, window) if len(trace.gpu) else cpu_tasks(trace, covered, window)
+
+
+def task_window(trace: Trace, steps: Sequence[HostStep]) -> tuple[int, int]:
+    """The time in which these steps are issued; all of it without any."""
+    if steps:
+        return min(step.start_ns for step in steps), max(step.end_ns for step in steps)
+    columns: list[Timed] = [each for each in (trace.launches, trace.ops) if len(each)]
+    first = min((int(each.start.min()) for each in columns), default=0)
+    return first, max((int(each.end.max()) for each in columns), default=first)
+
+
 def cpu_tasks(trace: Trace, once: Intervals, window: tuple[int, int]) -> Tasks:
     """The tasks of a trace without GPU work in `window`, in ns since its base.
 
@@ -165,11 +180,13 @@ class _CpuBuilder:
     def build(self) -> Tasks:
         first, last = self.window
         issued = [self._issued(each) for each in self.ranges]
+        waited = self._waited(issued)
+        self.done = [waited[i][1] if i in waited else each.end for i, each in enumerate(self.ranges)]
         by_issue: defaultdict[int, list[int]] = defaultdict(list)
         for i, time_ns in enumerate(issued):
             by_issue[time_ns].append(i)
         waits: defaultdict[int, list[int]] = defaultdict(list)
-        for i, begin in self._waited(issued).items():
+        for i, (begin, _) in waited.items():
             waits[begin].append(i)
         before, since = self.tasks.add(first, StepPart.BEFORE), first
         departures: dict[int, int] = {}
@@ -181,7 +198,7 @@ class _CpuBuilder:
             departures |= {i: self._exchange(i, until) for i in by_issue[point]}
             awaited = [i for i in waits[point] if i in departures]
             if awaited:
-                since = max(since, *(self.ranges[i].end for i in awaited))
+                since = max(since, *(self.done[i] for i in awaited))
                 before = self.tasks.add(since, StepPart.HOST, [before, *(departures[i] for i in awaited)])
         return self.tasks.done((), first)
 
@@ -194,17 +211,36 @@ class _CpuBuilder:
                 return call.start
         return each.start
 
-    def _waited(self, issued: list[int]) -> dict[int, int]:
-        """Since when the program had nothing to do, by each collective that ends while no operator runs."""
+    def _waited(self, issued: list[int]) -> dict[int, tuple[int, int]]:
+        """From when to when the program waited, by the collective that ends meanwhile, or right afterwards.
+
+        A collective's thread wakes up the one that waits before it notes its own end.
+        """
         found = {}
         order = sorted(issued)
         for i, each in enumerate(self.ranges):
-            place = int(np.searchsorted(self.busy.starts, each.end, "left"))
-            begin = max(int(self.busy.ends[place - 1]) if place else 0, self.window[0])
-            if begin < each.end <= self.window[1]:
-                last_issue = bisect_right(order, each.end) - 1
-                found[i] = max(begin, order[last_issue]) if last_issue >= 0 else begin
+            begin, until = max(
+                self._gaps(each), key=lambda gap: min(gap[1] - gap[0], LATE_NS)
+            )  # the last long one
+            if begin < until <= self.window[1]:
+                last_issue = bisect_right(order, until) - 1
+                found[i] = max(begin, order[last_issue]) if last_issue >= 0 else begin, until
         return found
+
+    def _gaps(self, each: HostRange) -> Iterator[tuple[int, int]]:
+        """The time without operators up to the end of a collective, and such times that ended just before."""
+        starts, ends = self.busy.starts, self.busy.ends
+        place, until = int(np.searchsorted(starts, each.end, "left")), each.end
+        while True:
+            begin = max(int(ends[place - 1]) if place else 0, self.window[0])
+            if each.end - until <= max(LATE_NS, LATE * (until - begin)):
+                yield begin, until
+            place -= 1
+            if place < 0 or each.end - starts[place] > LATE_NS + LATE * (each.end - each.start):
+                return
+            until = int(starts[place])
+            if each.start > until:
+                return
 
     def _exchange(self, i: int, issue: int) -> int:
         """Adds a collective: it begins once it is issued, and its thread is done with the one before."""
@@ -212,7 +248,7 @@ class _CpuBuilder:
         before = self.last.get(each.thread)
         queue = [before[1]] if before is not None and before[0] <= each.start else []
         arrival = self.tasks.add(each.start, StepPart.LATENCY, [issue, *queue])
-        departure = self.tasks.add(each.end, StepPart.TRANSFER, [arrival])
+        departure = self.tasks.add(self.done[i], StepPart.TRANSFER, [arrival])
         self.tasks.exchanges.append(Exchange(each.start, each.end, None, arrival, departure))
         self.last[each.thread] = (each.end, departure)
         return departure
@@ -228,6 +264,9 @@ def _inside(times: Intervals, start: int, end: int) -> int:
     return int(times.inside_ns(np.array([start]), np.array([end]))[0])
 
 
+LATE_NS, LATE = 1_000_000, 0.2
+"""How long after a wait the end of what was waited for may be recorded; of long waits, as a share of them:
+cores may be scarce."""
 BLOCKING = re.compile(r"(cuda|hip|cu)\w*Synchronize")
 """Calls that return when GPU work is done."""
 STREAM_WAIT = re.compile(r"(cuda|hip|cu)StreamWaitEvent")
@@ -296,14 +335,11 @@ class _Builder:
         self.by_end = sorted(chosen, key=self.ends.__getitem__)
         self.sorted_ends = [self.ends[i] for i in self.by_end]
         self.chosen = chosen
-        self.waits = {each.correlation: each for each in self._recorded()}
+        self.waits = {each.correlation: each for each in self.trace.waits}
         launches = self.trace.launches
         calls = zip(launches.correlation.tolist(), launches.start.tolist(), strict=True)
         self.called_at: dict[int, int] = dict(calls) if self.waits else {}
         self.number = {place: number for number, place in enumerate(self.trace.streams)}
-
-    def _recorded(self) -> tuple[GpuWait, ...]:
-        return self.trace.details.waits if self.trace.details else ()
 
     def _calls(self) -> list[ApiCall]:
         """Calls of the threads that launch work, within the window, in order of time."""
@@ -631,8 +667,11 @@ def join(ranks: Sequence[RankTasks], collectives: Sequence[Collective]) -> Graph
     return _ordered(joined, named, sum(each.tasks.num_guessed for each in ranks))
 
 
+_OF_GROUP = " of group "
+
+
 def _name(collective: Collective) -> str:
-    return f"{collective.kind} of group {collective.group}"
+    return f"{collective.kind}{_OF_GROUP}{collective.group}"
 
 
 def _ordered(joined: _Joined, named: Mapping[int, int], num_guessed: int) -> Graph:
@@ -784,6 +823,66 @@ def critical_path(graph: Graph, num_steps: int) -> CriticalPath:
         guessed_waits=graph.num_guessed,
         contradictions=graph.num_unordered,
     )
+
+
+_REMOVABLE = (StepPart.INPUT, StepPart.COPIES, StepPart.ONE_OFF, StepPart.HOST, StepPart.LATENCY)
+_OF_A_RANK = (StepPart.COMPUTE, StepPart.BEFORE, *_REMOVABLE)
+AS_LONG = 0.25
+"""Difference, as a share, up to which the replay takes as long as its steps; else there is time between."""
+MAX_RANKS = 16
+"""Ranks that are tried: those that have most to do."""
+
+
+def savings(
+    graph: Graph,
+    num_steps: int,
+    peers: Sequence[Sequence[int]],
+    groups: Mapping[str, Collection[str]],
+    span_ns: float,
+) -> tuple[Saving, ...]:
+    """What a step would be shorter by without each part, each kind of transfer, and each rank's extra work.
+
+    Args:
+        graph: of all ranks.
+        num_steps: how many steps it holds.
+        peers: ranks that ought to have equally much to do.
+        groups: the groups of each kind of parallelism.
+        span_ns: how long these steps take together; without that, nothing is known.
+    """
+    length = int(replay(graph, graph.costs).max(initial=0))
+    if abs(length - span_ns) > AS_LONG * span_ns:
+        return ()
+
+    def saved_us(costs: Int64) -> float:
+        return _gain_us(graph, length, costs) / max(num_steps, 1)
+
+    found = [
+        Saving(WORDS[part], None, None, saved_us(_without(graph, part)))
+        for part in _REMOVABLE
+        if graph.costs[:, part].any()
+    ]
+    of_group = [name.rpartition(_OF_GROUP)[2] for _, name in graph.labels]
+    for kind, names in groups.items():
+        costs = graph.costs.copy()
+        labels = [label for label, group in enumerate(of_group) if group in names]
+        costs[np.isin(graph.label, labels), StepPart.TRANSFER] = 0
+        found.append(Saving(WORDS[StepPart.TRANSFER], None, kind, saved_us(costs)))
+    for ranks in peers:
+        sums = {rank: graph.costs[graph.rank == rank][:, _OF_A_RANK].sum(axis=0) for rank in ranks}
+        busiest = sorted(sums, key=lambda rank: -int(sums[rank].sum()))[:MAX_RANKS]
+        for rank in busiest if len(ranks) > 1 else ():
+            found.append(Saving("rank", rank, None, saved_us(_like_others(graph, rank, sums))))
+    return tuple(sorted(found, key=lambda each: -each.saved_us))
+
+
+def _like_others(graph: Graph, rank: int, sums: Mapping[int, Int64]) -> Int64:
+    """Costs with as much of each part on this rank as on its peers, if it has more."""
+    costs, mine = graph.costs.copy(), np.flatnonzero(graph.rank == rank)
+    others = np.median([ns for other, ns in sums.items() if other != rank], axis=0)
+    for part, own, usual in zip(_OF_A_RANK, sums[rank].tolist(), others.tolist(), strict=True):
+        if own > usual:
+            costs[mine, part] = np.rint(costs[mine, part] * (usual / own)).astype(np.int64)
+    return costs
 
 
 def replay(graph: Graph, costs: Int64) -> Int64:

@@ -24,6 +24,7 @@ from gpurun.launcher.trace.analysis.collectives.local_collectives import (
     clock_id,
     local_collectives,
 )
+from gpurun.launcher.trace.analysis.critical_path import Tasks, task_window, tasks_of
 from gpurun.launcher.trace.analysis.on_request.rank_tables import RankTables, rank_tables
 from gpurun.launcher.trace.analysis.steps import (
     COMPILE,
@@ -388,6 +389,15 @@ class NameTimes:
 
 
 @dataclass(frozen=True, eq=False)
+class ReplayedSteps:
+    """What a rank does in some steps."""
+
+    steps: tuple[int, ...]
+    """Their numbers; none where the trace has no steps."""
+    tasks: Tasks
+
+
+@dataclass(frozen=True, eq=False)
 class Digest:
     """The digest of a trace file: small, whatever the size of the file."""
 
@@ -411,6 +421,8 @@ class Digest:
     step_names: NameTimes
     """The names of the work that steps launched."""
     notes: tuple[Finding, ...]
+    replayed: ReplayedSteps | None
+    """What its ranks do in some of these steps; `None` where they are too long to be replayed."""
     recorded: Finding
     """The steps that the file has, for who asked for others."""
     wraps_data_parallel: bool
@@ -484,6 +496,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
         one_off=tuple(_one_off_times(trace, once)),
         names=names[0],
         step_names=names[-1],
+        replayed=None if trace.cut is not None else _replayed(trace, work, once, [host[i] for i in kept]),
         notes=(*notes, *(() if whole or kept else (recorded,))),
         recorded=recorded,
         wraps_data_parallel=any(map(_DATA_PARALLEL.match, (*trace.annotation_names, *trace.op_names))),
@@ -657,6 +670,26 @@ class _CpuPicture:
     def _scope(self, number: int | None, position: int | None, window: tuple[int, int]) -> Scope:
         divided = measure(self.activity, *window, self.waits, None)
         return Scope(number, position, divided, 0, None, None)
+
+
+MAX_CALLS = 5_000
+"""Launches in the steps that are replayed for a conclusion: more would take longer than reading them."""
+FEW_STEPS = 3
+MOST_LOST = 0.01
+"""Share of the GPU's work without a launch up to which a replay has what matters."""
+
+
+def _replayed(trace: Trace, work: Launched, once: OneOffWork, steps: list[HostStep]) -> ReplayedSteps | None:
+    """The tasks of all steps, or of the last ones that may be replayed; `None` where launches are lost."""
+    lost = ~work.is_known & ~before_capture(trace, work)
+    if lost.sum() > MOST_LOST * len(lost):
+        return None
+    for chosen in (steps, steps[-FEW_STEPS:], steps[-1:]):
+        first, last = task_window(trace, chosen)
+        starts = trace.launches.start
+        if int(((starts >= first) & (starts < last)).sum()) <= MAX_CALLS:
+            return ReplayedSteps(tuple(step.number for step in chosen), tasks_of(trace, work, once, chosen))
+    return None
 
 
 def _process(trace: Trace) -> str | None:

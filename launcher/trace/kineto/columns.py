@@ -55,6 +55,8 @@ class Arguments(msgspec.Struct, gc=False, frozen=True, rename={
     "sequence": "Seq",
     "inputs": "Concrete Inputs",
     "graph_node": "graph node id",
+    "waits_for_stream": "wait_on_stream",
+    "waits_for_record": "wait_on_cuda_event_record_corr_id",
 }):  # fmt: skip
     """The arguments that the analysis reads; others are skipped."""
 
@@ -81,6 +83,8 @@ class Arguments(msgspec.Struct, gc=False, frozen=True, rename={
     graph_node: Number = None
     kernel: Text = None
     """The name of the kernel that a call launches."""
+    waits_for_stream: Text = None
+    waits_for_record: Number = None
 
 
 NO_ARGUMENTS = Arguments()
@@ -330,15 +334,11 @@ _EXPANDED = re.compile(rb"[\[,]\s*0\s*[,\]]")
 class DetailedArguments(Arguments, gc=False, frozen=True, rename={
     "num_bytes": "bytes",
     "strides": "Input Strides",
-    "waits_for_stream": "wait_on_stream",
-    "waits_for_record": "wait_on_cuda_event_record_corr_id",
 }):  # fmt: skip
     """The arguments that tables on request read in addition."""
 
     num_bytes: Number = None
     strides: msgspec.Raw = msgspec.Raw()
-    waits_for_stream: Text = None
-    waits_for_record: Number = None
 
 
 class DetailedEvent(TraceEvent, gc=False, frozen=True):
@@ -384,7 +384,6 @@ class Details:
     """Each kind of call once."""
     of_op: NDArray[np.int32]
     """The number of an op's arguments, by position in `trace.ops`; −1: none."""
-    waits: tuple[GpuWait, ...]
     copy_bytes: dict[int, int]
     """The bytes by position in `trace.gpu`."""
 
@@ -395,7 +394,6 @@ class DetailsReader:
 
     arguments: dict[tuple[bytes, bytes, bytes, bytes], int] = field(default_factory=dict)
     of_op: list[NDArray[np.int32]] = field(default_factory=list)
-    waits: list[GpuWait] = field(default_factory=list)
     copy_bytes: dict[int, int] = field(default_factory=dict)
 
     def add_gpu(self, first: int, arguments: Sequence[Any], kinds: NDArray[np.int8]) -> None:
@@ -419,32 +417,28 @@ class DetailsReader:
         key = (dims, bytes(args.types), bytes(args.inputs), strides)
         return self.arguments.setdefault(key, len(self.arguments))
 
-    def add_waits(self, events: Sequence[TraceEvent]) -> None:
-        """Adds events of the category `cuda_sync`."""
-        for event in events:
-            args = event.args
-            correlation = whole(args.correlation) if isinstance(args, DetailedArguments) else None
-            if not isinstance(args, DetailedArguments) or correlation is None:
-                continue
-            other = args.waits_for_stream
-            self.waits.append(
-                GpuWait(
-                    event.name or "",
-                    correlation,
-                    str(event.pid if args.device is None else args.device),
-                    str(event.tid if args.stream is None else args.stream),
-                    None if other is None else str(other),
-                    whole(args.waits_for_record),
-                )
-            )
-
     def done(self) -> Details:
         return Details(
             tuple(OpArguments(*key) for key in self.arguments),
             np.concatenate(self.of_op) if self.of_op else np.empty(0, dtype=np.int32),
-            tuple(self.waits),
             self.copy_bytes,
         )
+
+
+def gpu_wait(event: TraceEvent) -> GpuWait | None:
+    """The wait of an event of the category `cuda_sync`; `None` if it lacks its call."""
+    args = event.args or NO_ARGUMENTS
+    correlation, other = whole(args.correlation), args.waits_for_stream
+    if correlation is None:
+        return None
+    return GpuWait(
+        event.name or "",
+        correlation,
+        str(event.pid if args.device is None else args.device),
+        str(event.tid if args.stream is None else args.stream),
+        None if other is None else str(other),
+        whole(args.waits_for_record),
+    )
 
 
 def decoded(raw: bytes) -> list[Any]:
@@ -573,6 +567,8 @@ class Trace:
     """Device and stream, by the numbers in `gpu.thread`; the process id replaces a missing device."""
     named_devices: frozenset[str]
     """Devices that GPU work names as its own."""
+    waits: tuple[GpuWait, ...]
+    """The GPU's own records of waits."""
     details: Details | None = None
     """The file's further content, if it was asked for."""
 

@@ -45,6 +45,7 @@ from gpurun.launcher.trace.kineto.columns import (
     CommFacts,
     DetailedEvent,
     DetailsReader,
+    GpuWait,
     GpuWork,
     GroupRanks,
     HostRange,
@@ -61,6 +62,7 @@ from gpurun.launcher.trace.kineto.columns import (
     bounded,
     call_facts,
     comm_facts,
+    gpu_wait,
     needs_text,
     time_texts,
     to_ns,
@@ -94,15 +96,11 @@ class Roles(dict[str | None, Role]):
         self.update(dict.fromkeys(LAUNCH_CATEGORIES, Role.LAUNCH))
         self.update(dict.fromkeys(OP_CATEGORIES, Role.OPERATOR))
         self.update(dict.fromkeys(PYTHON_CATEGORIES, Role.PYTHON))
+        self.update(dict.fromkeys(WAIT_CATEGORIES, Role.WAIT))
 
     def __missing__(self, category: str | None) -> Role:
         self[category] = Role.NONE
         return Role.NONE
-
-    def with_waits(self) -> Roles:
-        """The roles, with those of the GPU's records of waits."""
-        self.update(dict.fromkeys(WAIT_CATEGORIES, Role.WAIT))
-        return self
 
     @property
     def others(self) -> frozenset[str | None]:
@@ -135,6 +133,7 @@ class Reader:
     modules: Columns = field(default_factory=Columns)
     annotations: Columns = field(default_factory=Columns)
     ranges: list[HostRange] = field(default_factory=list)
+    waits: list[GpuWait] = field(default_factory=list)
     comm_facts: dict[int, CommFacts] = field(default_factory=dict)
     groups: GroupRanks = field(default_factory=GroupRanks)
     gpu_names: NameTable = field(default_factory=lambda: NameTable(gpu_kind))
@@ -172,8 +171,7 @@ class Reader:
         self._add_gpu(*self._timed(_of(Role.GPU, spans, roles), times))
         self._add_launches(*self._timed(_of(Role.LAUNCH, spans, roles), times))
         self._add_ops(*self._timed(_of(Role.OPERATOR, spans, roles), times))
-        if self.details is not None:
-            self.details.add_waits(_of(Role.WAIT, spans, roles))
+        self.waits += filter(None, map(gpu_wait, _of(Role.WAIT, spans, roles)))
         python = _of(Role.PYTHON, spans, roles)
         modules = [event for event in python if (event.name or "").startswith(MODULE_PREFIX)]
         self._add_modules(*self._timed(modules, times))
@@ -317,6 +315,7 @@ class Reader:
             threads=tuple(self.threads.spelled),
             streams=tuple(self.streams.spelled),
             named_devices=frozenset(str(device) for device in self.named_devices if device is not None),
+            waits=tuple(self.waits),
             details=None if self.details is None else self.details.done(),
         )
 
@@ -351,7 +350,7 @@ def read_trace(
     Raises:
         TraceError: it can't be read, is not a trace, or is damaged; with the byte.
     """
-    reader = Reader(roles=Roles().with_waits(), details=DetailsReader()) if with_details else Reader()
+    reader = Reader(details=DetailsReader() if with_details else None)
     event_type: type[TraceEvent] = DetailedEvent if with_details else TraceEvent
     with open_source(path, room) as source:
         file = TraceBlocks(source, event_type)

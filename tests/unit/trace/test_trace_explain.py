@@ -201,10 +201,12 @@ def test_the_sentence_names_the_stage_that_waits(tmp_path: Path, wording: Wordin
     wording(job.report(tmp_path).conclusion)
 
 
-def test_a_bubble_is_nothing_but_waiting_and_a_straggler_in_a_stage_is_named_too(
+def test_a_bubble_is_nothing_but_waiting_and_a_rank_that_costs_no_time_is_not_named(
     tmp_path: Path, wording: Wording
 ) -> None:
     """Stage 0 is 18 and 8 ms too early; meanwhile rank 0 waits 9 ms for rank 1, and data moves for 1 ms.
+
+    Without that wait, both would wait for stage 1 for longer.
 
     None of rank 0's 10 ms in that all-reduce is part of the bubble, nor is rank 1's last one.
     """

@@ -66,6 +66,7 @@ def test_json_has_the_fields_of_the_design(capture: Path) -> None:
         "stragglers",
         "parallelism",
         "pipeline",
+        "savings",
         "kernels_by_shape",
         "shapes",
         "shapes_in_steps",
@@ -77,7 +78,7 @@ def test_json_has_the_fields_of_the_design(capture: Path) -> None:
         "critical_path",
         "findings",
     ]
-    assert content["schema"] == 3
+    assert content["schema"] == 4
     assert content["base_time_ns"] == 1_700_000_000_000_000_000
     assert content["clock_offsets_us"] == {"0": 0.0, "1": 20_000.0}
     rank = content["ranks"][0]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gpurun.launcher.trace.analysis.critical_path import Tasks, cpu_tasks, gpu_tasks
+from gpurun.launcher.trace.analysis.critical_path import Tasks, tasks_of
 from gpurun.launcher.trace.analysis.on_request.call_tree import CallNode, call_trees
 from gpurun.launcher.trace.analysis.on_request.shapes import (
     KernelShape,
@@ -25,7 +25,7 @@ from gpurun.launcher.trace.analysis.steps import HostStep, Launched, OneOffWork
 from gpurun.launcher.trace.analysis.tables import Mask, Selection
 from gpurun.launcher.trace.intervals import Int64, union
 from gpurun.launcher.trace.kineto.classify import GpuKind
-from gpurun.launcher.trace.kineto.columns import Timed, Trace
+from gpurun.launcher.trace.kineto.columns import Trace
 from gpurun.launcher.trace.model import Table
 
 SHORT_NS = 10_000
@@ -203,19 +203,5 @@ def rank_tables(
         step_operators=trees[-1] if trees and has_own else None,
         copies=tuple(copies(trace, shown.gpu)) if "copies" in show else None,
         launches=launches(trace, work, shown.gpu) if "launches" in show else None,
-        tasks=_tasks(trace, work, once, [steps[i] for i in kept]) if "critical-path" in show else None,
+        tasks=tasks_of(trace, work, once, [steps[i] for i in kept]) if "critical-path" in show else None,
     )
-
-
-def _tasks(trace: Trace, work: Launched, once: OneOffWork, steps: Sequence[HostStep]) -> Tasks:
-    """Tasks from the first step's start to the last one's end; of all of the trace where it has no steps."""
-    window, covered = _window(trace, steps), once.covered
-    return gpu_tasks(trace, work, covered, window) if len(trace.gpu) else cpu_tasks(trace, covered, window)
-
-
-def _window(trace: Trace, steps: Sequence[HostStep]) -> tuple[int, int]:
-    if steps:
-        return min(step.start_ns for step in steps), max(step.end_ns for step in steps)
-    columns: list[Timed] = [each for each in (trace.launches, trace.ops) if len(each)]
-    first = min((int(each.start.min()) for each in columns), default=0)
-    return first, max((int(each.end.max()) for each in columns), default=first)

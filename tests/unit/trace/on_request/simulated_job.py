@@ -301,3 +301,82 @@ def _program(
             step.append(Instruction("sync", stream=COMPUTE_STREAM))
         steps.append(step)
     return steps
+
+
+PLANTED = ("larger batch", "slower rank", "slow link", "launching", "input", "one-off")
+
+
+_USUAL: dict[str, Any] = {
+    "kernel": 200_000,
+    "cpu": 10_000,
+    "transfer": 50_000,
+    "input": 20_000,
+    "call": CALL_NS,
+    "own": 1.0,
+}
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A job that would be well but for one cause."""
+
+    job: Job
+    without: int
+    """The length in ns of the job without it."""
+    skews_us: list[float]
+    cause: str
+    rank: int
+    """The rank that it is on; of most causes all are."""
+
+
+def plant(seed: int) -> Planted:
+    """Ranks with the same program, in which one thing takes long."""
+    chance = random.Random(seed)
+    cause = PLANTED[seed % len(PLANTED)]
+    num_ranks = chance.randint(1 if cause in ("launching", "input", "one-off") else 2, 8)
+    rank, buckets, factor = chance.randrange(num_ranks), chance.randint(1, 4), chance.uniform(1.5, 3.0)
+    changes: dict[str, dict[str, Any]] = {
+        "larger batch": {"own": factor},
+        "slower rank": {"own": factor},
+        "slow link": {"transfer": int(2_000_000 * factor)},
+        "launching": {"cpu": int(400_000 * factor)},
+        "input": {"input": int(3_000_000 * factor)},
+        "one-off": {"call": int(4_000_000 * factor)},
+    }
+    of_one = cause in ("larger batch", "slower rank", "one-off")
+
+    def job(changed: bool) -> Job:
+        is_changed = [changed and (not of_one or number == rank) for number in range(num_ranks)]
+        programs = [
+            _even_program(random.Random(seed), _USUAL | (changes[cause] if each else {}), num_ranks, buckets)
+            for each in is_changed
+        ]
+        return Job(programs, [1_000_000] * num_ranks, recorded=True)
+
+    part = {"slow link": "transfer", "launching": "host", "input": "input", "one-off": "one-off"}.get(cause)
+    whole = job(True)
+    without = job(False).length_ns() if part is None else whole.length_ns(part)
+    return Planted(whole, without, [60e6 + 1e4 * number for number in range(num_ranks)], cause, rank)
+
+
+def _even_program(
+    chance: random.Random, times: dict[str, Any], num_ranks: int, buckets: int
+) -> list[list[Instruction]]:
+    """Steps of a loop that all ranks run alike; gradients are summed in so many buckets."""
+    layers, everyone, steps = 4 * buckets, tuple(range(num_ranks)), []
+    lengths = [int(times["kernel"] * times["own"] * chance.uniform(0.5, 1.5)) for _ in range(2 * layers)]
+    for number in range(2):
+        step = [Instruction("cpu", "input", times["input"])]
+        for layer, ns in enumerate(lengths):
+            call_ns = times["call"] if number == 0 and layer == 1 else CALL_NS
+            step.append(Instruction("cpu", "host", times["cpu"]))
+            step.append(Instruction("launch", "compute", ns, name=f"layer{layer}", call_ns=call_ns))
+            if num_ranks > 1 and layer >= layers and layer % 4 == 3:
+                key = (everyone, number * buckets + layer // 4)
+                step.append(Instruction("wait", stream=COMM_STREAM, other=COMPUTE_STREAM))
+                step.append(Instruction("collective", "transfer", times["transfer"], COMM_STREAM, key=key))
+        if num_ranks > 1:
+            step.append(Instruction("wait", stream=COMPUTE_STREAM, other=COMM_STREAM))
+        step.append(Instruction("launch", "compute", 50_000, name="optimizer"))
+        steps.append([*step, Instruction("sync", stream=COMPUTE_STREAM)])
+    return steps

@@ -15,9 +15,10 @@ from gpurun.launcher.report.terminal.trace import render_tables
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.analysis.on_request.shapes import Work, call_of, work_of
 from gpurun.launcher.trace.diff import OperatorChange, diff_traces
+from gpurun.launcher.trace.explain import trace_causes
 from gpurun.launcher.trace.model import TABLES, CriticalPath, OperatorTotal, Table, TraceReport
 from tests.said import trace_notes
-from tests.unit.trace.on_request.simulated_job import draw
+from tests.unit.trace.on_request.simulated_job import draw, plant
 from tests.unit.trace.trace_files import REAL, Event, kernel, launch, load, rank_info, span, step, write
 from tests.whole import first
 from tests.wording import Wording
@@ -510,6 +511,23 @@ def test_what_a_job_would_gain_is_what_the_job_without_the_part_takes(tmp_path: 
         assert left_us == pytest.approx(job.length_ns(part) / 1000, rel=0.01), part
     for each in found.parts:  # without a part, the rest of the path is left
         assert (each.gain_us or 0) <= each.path_us + 1e-6, each.part
+
+
+PART_OF = {"slow link": "transfer", "launching": "host", "input": "input", "one-off": "one_off"}
+
+
+@pytest.mark.parametrize("seed", first(12, range(60)))
+def test_the_cause_is_what_saves_most_and_by_how_much(tmp_path: Path, seed: int) -> None:
+    """Of jobs with one cause each, of one to eight ranks, with one to four buckets in flight."""
+    planted = plant(seed)
+    planted.job.write(tmp_path, planted.skews_us)
+    report = analyse_paths([tmp_path])
+    cause = trace_causes(report)[0]
+    assert cause.part == PART_OF.get(planted.cause, "straggler")
+    if planted.cause in ("larger batch", "slower rank"):
+        assert cause.ranks == (planted.rank,)
+    saved_ns = (planted.job.length_ns() - planted.without) / len(report.ranks[0].steps)
+    assert cause.saved_ns == pytest.approx(saved_ns, rel=0.02)
 
 
 def test_kernels_that_overlap_on_one_stream_make_the_path_no_longer(tmp_path: Path) -> None:

@@ -516,5 +516,5 @@ def test_damaged_files_never_end_in_a_traceback(
         problem = None
         assert render_trace(report, 100)
         assert render_tables(report, TABLES, 100)
-        assert msgspec.json.decode(msgspec.json.encode(report))["schema"] == 3
+        assert msgspec.json.decode(msgspec.json.encode(report))["schema"] == 4
     assert problem is None or ("rank0.json" in problem and "byte" in problem)
