@@ -5,6 +5,7 @@ torch/distributed/run.py, `get_args_parser`; each has a variable, too: PET_ and 
 """
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -13,7 +14,6 @@ from gpurun.launcher.errors import SpecError
 
 SAME = {
     "standalone": "one node needs nothing to find itself",
-    "rdzv_id": "the address says which nodes belong together",
     "monitor_interval": "the end of a rank is noticed at once",
     "start_method": "programs are started, not functions",
     "log_dir": "logs are in the run directory, and `gpurun logs RUN` prints them",
@@ -26,6 +26,7 @@ TRANSLATED = {
     "master_addr": "`--rendezvous`",
     "master_port": "`master_port`; of several nodes, `--rendezvous`",
     "rdzv_endpoint": "`--rendezvous`",
+    "rdzv_id": "TORCHELASTIC_RUN_ID; nodes find each other by the address",
     "rdzv_backend": "`static` and `c10d`: nodes meet at node 0",
     "rdzv_conf": "`join_timeout`: `--join-timeout`; `is_host`: node 0",
     "max_restarts": "`restarts`",
@@ -64,6 +65,7 @@ DEFAULTS = {
     "max_restarts": "0",
     "signals_to_handle": "",
 }
+_CHOICES = {"start_method": ("spawn", "fork", "forkserver")}
 _FLAGS = frozenset({"standalone", "module", "no_python", "run_path", "virtual_local_rank"})
 _SHORT = {"module": "-m", "redirects": "-r", "tee": "-t"}
 _HANDLED = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1"})
@@ -114,7 +116,7 @@ def _parser() -> _Parser:
         if name in _FLAGS:
             parser.add_argument(*words, dest=name, action="store_const", const="1")
         else:
-            parser.add_argument(*words, dest=name)
+            parser.add_argument(*words, dest=name, choices=_CHOICES.get(name))
     parser.add_argument("training_script")
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER)
     return parser
@@ -180,6 +182,8 @@ def _line(given: Mapping[str, Any]) -> TorchrunLine:
 def _overrides(given: Mapping[str, Any], nodes: int) -> tuple[str, ...]:
     _is_for_all("tee", given["tee"])
     found = ["steps.launches=1"]
+    if given["rdzv_id"] is not None:
+        found.append(f"env.TORCHELASTIC_RUN_ID={json.dumps(given['rdzv_id'])}")
     if restarts := _number("max_restarts", given["max_restarts"]):
         found.append(f"restarts={restarts}")
     if given["shutdown_timeout"] is not None:

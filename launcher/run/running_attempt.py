@@ -205,7 +205,7 @@ class Starter:
         if program is None:
             return dict(process.env)
         own = {
-            "TORCHELASTIC_RUN_ID": f"{self.plan.name}-{launch.id}",
+            "TORCHELASTIC_RUN_ID": process.env.get("TORCHELASTIC_RUN_ID", f"{self.plan.name}-{launch.id}"),
             "TORCHELASTIC_RESTART_COUNT": str(num_restarts(self.run, launch)),
         }
         return program_env({**process.env, **own}, program.env)

@@ -20,7 +20,7 @@ from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.machine.process_tree import becomes_quiet
 from gpurun.launcher.plan.model import Launch
 from gpurun.launcher.processes.pool import Pools, RankPool
-from gpurun.launcher.processes.protocol import INTERRUPT, TERMINATE, Exit
+from gpurun.launcher.processes.protocol import HANG_UP, INTERRUPT, TERMINATE, Exit
 from gpurun.launcher.run.attempts import (
     Ended,
     Remaining,
@@ -284,7 +284,9 @@ class Session:
         if isinstance(error, Interrupted):
             may_save = self.starter.spec.kind.runs_program
             self.reporter.say(stopping_text(error, self.starter.spec.grace_limit_s, may_save))
-            signals = INTERRUPT if may_save and error.cause == CTRL_C else TERMINATE
+            signals = (
+                {CTRL_C: INTERRUPT, "SIGHUP": HANG_UP}.get(error.cause, TERMINATE) if may_save else TERMINATE
+            )
         if self.attempt is not None:
             self.attempt.stop(shows_output=is_interrupted, signals=signals)
             self.note_killed(self.ranks.poll(0))

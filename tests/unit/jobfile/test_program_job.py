@@ -142,15 +142,18 @@ def test_ranks_get_the_environment_of_torchrun_and_a_fair_share_of_the_cores(tmp
     assert wanted.items() <= env.items()
 
 
-def test_ranks_know_how_often_they_have_been_started_again(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, "script: train.py\ndevices: cpu:1\nrestarts: 2\n")
+@pytest.mark.parametrize(("stated", "run_id"), [("", None), ("env: {TORCHELASTIC_RUN_ID: mine}\n", "mine")])
+def test_ranks_know_how_often_they_have_been_started_again(
+    tmp_path: Path, stated: str, run_id: str | None
+) -> None:
+    plan = plan_of(tmp_path, f"script: train.py\ndevices: cpu:1\nrestarts: 2\n{stated}")
     run, (launch,) = RunDir(tmp_path / "run"), plan.launches
     failed = [Restart(0, attempt, 1, "why") for attempt in ("01-script-1", "01-script-1~2", "02-other")]
     append_lines(run.restarts, failed)
     starter = Starter(plan, load_job(tmp_path / "job.yaml"), run, tmp_path, Machine())
     _, rank = starter.prepare(launch, "01-script-1~3", dict.fromkeys(launch.variants, 1))
     assert rank.env["TORCHELASTIC_RESTART_COUNT"] == "2"
-    assert rank.env["TORCHELASTIC_RUN_ID"] == f"{plan.name}-{launch.id}"
+    assert rank.env["TORCHELASTIC_RUN_ID"] == (run_id or f"{plan.name}-{launch.id}")
 
 
 def test_every_rank_sees_all_gpus_of_its_launch_by_uuid(tmp_path: Path) -> None:
