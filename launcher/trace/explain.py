@@ -164,7 +164,7 @@ def _replayed_ns(cause: Cause, report: TraceReport) -> float | None:
         for each in report.savings
         if each.part == part and (part != "rank" or each.rank in cause.ranks)
     ]
-    return 1000 * max(found) if found else None
+    return min(1000 * max(found), cause.span_ns) if found else None
 
 
 def _named(cause: Cause, rank: RankTrace) -> Cause:

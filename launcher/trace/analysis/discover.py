@@ -235,13 +235,16 @@ def assign_ranks(digests: Sequence[Digest]) -> Ranked:
     free = (number for number in range(len(digests) + len(stated)) if number not in stated)
     by_place = dict(zip(free, _processes(nameless), strict=False))
     of_rank = {rank: sorted(found, key=_begin_ns) for rank, found in (stated | by_place).items()}
-    chosen = _one_capture(of_rank)
-    by_name = {rank: each for rank, each in chosen.items() if rank in stated and each.rank is None}
-    assumed = {rank: each for rank, each in chosen.items() if rank in by_place}
+    shown = _one_capture(of_rank)
+    taken = shown.keys() & stated.keys()
+    free = (number for number in range(len(digests) + len(stated)) if number not in taken)
+    chosen = {rank if rank in taken else next(free): shown[rank] for rank in sorted(shown)}
+    by_name = {rank: chosen[rank] for rank in sorted(taken) if chosen[rank].rank is None}
+    assumed = {rank: each for rank, each in chosen.items() if rank not in taken}
     notes = [
         *_assumed("rank-by-name", by_name),
         *_assumed("rank-by-place", assumed, len(digests) if len(of_rank) > 1 else None),
-        *_left_out(of_rank, chosen),
+        *_left_out(of_rank, shown),
     ]
     return Ranked(tuple(sorted(chosen.items(), key=lambda item: item[0])), tuple(notes))
 

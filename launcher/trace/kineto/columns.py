@@ -150,7 +150,10 @@ def to_ns(times_us: Sequence[int | float], base_us: int) -> Int64:
     """
     if times_us and type(times_us[0]) is int and set(map(type, times_us)) == {int}:
         return _whole_ns(times_us, base_us)
-    values = np.clip(np.array(times_us, dtype=np.float64), -MAX_NS // 1000, MAX_NS // 1000)
+    values = np.nan_to_num(
+        np.array(times_us, dtype=np.float64), nan=np.inf
+    )  # as writers of texts may have it
+    values = np.clip(values, -MAX_NS // 1000, MAX_NS // 1000)
     whole = np.floor(values)
     fraction_ns = np.rint((values - whole) * 1000).astype(np.int64)
     return (whole.astype(np.int64) - base_us) * 1000 + fraction_ns

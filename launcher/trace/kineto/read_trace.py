@@ -6,7 +6,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import compress
-from math import isfinite
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
@@ -114,8 +113,6 @@ _CATEGORY = attrgetter("cat")
 _NAME = attrgetter("cat", "name")
 _TEXT = attrgetter("name")
 _PLACE = attrgetter("pid", "tid")
-_NO_TIMES = (b'"nan', b'"inf', b'"-inf', b'"+inf')
-"""How numbers in quotes begin that are none."""
 _OPERATORS = np.array([HostKind.OTHER, HostKind.OP, HostKind.COMM_CALL], dtype=np.int8)
 """Operators, the calls that issue collectives, and the annotations that old traces list as operators."""
 
@@ -155,7 +152,7 @@ class Reader:
         """Adds what the analysis needs from a block of events."""
         # For a large trace, all time is spent in the lines that run for every event.
         spans = [event for event in events if event.ph == "X" and event.name is not None]
-        spans = self._with_times(spans, may_be_infinite=any(word in block.lower() for word in _NO_TIMES))
+        spans = self._with_times(spans)
         self.writer = self.writer or writer_of(block)
         spans = as_kineto(spans, self.writer)
         if not spans:
@@ -176,10 +173,8 @@ class Reader:
         modules = [event for event in python if (event.name or "").startswith(MODULE_PREFIX)]
         self._add_modules(*self._timed(modules, times))
 
-    def _with_times(self, spans: list[TraceEvent], may_be_infinite: bool) -> list[TraceEvent]:
+    def _with_times(self, spans: list[TraceEvent]) -> list[TraceEvent]:
         kept = [event for event in spans if event.ts is not None and event.dur is not None]
-        if may_be_infinite:
-            kept = [event for event in kept if isfinite(event.ts or 0) and isfinite(event.dur or 0)]
         self.timeless += len(spans) - len(kept)
         return kept
 
@@ -191,7 +186,7 @@ class Reader:
             duration = to_ns([event.dur or 0 for event in events], 0)
         else:
             pairs = [texts[id(event)] for event in events]
-            start = bounded([(ts or 0) - base_us * 1000 for ts, _ in pairs])
+            start = bounded([MAX_NS if ts is None else ts - base_us * 1000 for ts, _ in pairs])
             duration = bounded([dur or 0 for _, dur in pairs])
         good = (duration >= 0) & (np.abs(start) < MAX_NS // 4) & (duration < MAX_NS // 4)
         if good.all():

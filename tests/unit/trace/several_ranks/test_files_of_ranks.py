@@ -174,6 +174,13 @@ def test_the_newest_job_that_has_all_ranks_is_shown(
     wording([each.replace(str(tmp_path), "TMP") for each in trace_notes(report)])
 
 
+def test_the_ranks_of_the_job_that_is_shown_are_counted_from_0(tmp_path: Path) -> None:
+    for name, day in (("a.json", 0), ("b.json", 30)):
+        write_capture(tmp_path / name, day * DAY_US, 70 + day)
+    (rank,) = analyse_paths([tmp_path]).ranks
+    assert (rank.rank, Path(rank.files[0]).name) == (0, "b.json")
+
+
 def test_such_a_process_gets_what_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     order = io.BytesIO(pickle.dumps(parallel.FileShare((), None, frozenset(), 0)))
     answer, yielded = io.BytesIO(), []
