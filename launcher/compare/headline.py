@@ -388,7 +388,7 @@ def _why(slower: VariantResult, leader: VariantResult, weight: float | None = No
 def _loss(result: VariantResult, leader: VariantResult) -> tuple[Finding, ...]:
     """The reason why it is slower, else its own largest loss, if that is a relevant part of its step."""
     own = largest_loss(result.ranks)
-    relevant = (cause(own, result, AFTER_ALL),) if own and own.share >= MENTION_FROM else ()
+    relevant = (cause(own, result, AFTER_ALL),) if own and own.weight >= MENTION_FROM else ()
     return _why(result, leader, AFTER_ALL) or relevant
 
 

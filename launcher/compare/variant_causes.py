@@ -33,8 +33,10 @@ from gpurun.launcher.trace.causes import (
     grown,
     most_lost,
     to_do,
+    with_savings,
 )
 from gpurun.launcher.trace.explain import OWN_OPERATORS
+from gpurun.launcher.trace.model import Saving
 
 TRACED_AS_TIMED = 0.15
 """Difference from which on it is mentioned: recording makes short steps longer."""
@@ -52,7 +54,13 @@ def losses(ranks: Sequence[RankFigures]) -> list[Cause]:
     bubble = _bubble(traced) if is_whole else None
     on_host = _host_part(slowest)  # of all ranks the same, so that they can be compared
     times = tuple(_rank_time(rank, on_host) for rank in traced)
-    return causes(MeasuredRanks(times, slowest.rank, is_whole, bubble=bubble))
+    found = causes(MeasuredRanks(times, slowest.rank, is_whole, bubble=bubble))
+    savings = [
+        Saving(part, rank.rank if part == "rank" else None, None, 1000 * ms)
+        for rank in traced
+        for part, ms in rank.savings_ms.items()
+    ]
+    return with_savings(found, savings, len(traced))
 
 
 def _rank_time(rank: RankFigures, on_host: Part) -> RankTime:

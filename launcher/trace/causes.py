@@ -7,7 +7,7 @@ from typing import Any, Literal
 from gpurun.launcher.findings.finding import Finding, finding
 from gpurun.launcher.findings.finding_kinds import ADVICE
 from gpurun.launcher.findings.trace_cases import NOT_RECORDED
-from gpurun.launcher.trace.model import StragglerReport
+from gpurun.launcher.trace.model import Saving, StragglerReport
 from gpurun.launcher.units import format_ms, listed
 
 MENTION_FROM = 0.05
@@ -225,6 +225,45 @@ def causes(measured: MeasuredRanks) -> list[Cause]:
         if any("blocked" in each.lost_ns for each in measured.ranks):
             found.append(_own("blocked", slowest, measured))
     return sorted(found, key=lambda cause: -cause.saved_ns)
+
+
+_OF_REPLAY: Mapping[Part, str] = {
+    "input": "input",
+    "copies": "copies",
+    "pinned_copies": "copies",
+    "one_off": "one-off",
+    "host": "host",
+    "outside": "host",
+    "unseen": "host",
+    "gaps": "latency",
+    "transfer": "transfer",
+    "model_transfer": "transfer",
+    "split": "rank",
+    "straggler": "rank",
+}
+"""What is left out of a replay to find what a part costs."""
+
+
+def with_savings(found: Sequence[Cause], savings: Sequence[Saving], num_ranks: int) -> list[Cause]:
+    """The causes with what a step would be shorter by without each, where that is known; the most first."""
+    causes = [replace(cause, replayed_ns=_replayed_ns(cause, savings, num_ranks)) for cause in found]
+    return sorted(causes, key=lambda cause: -cause.saved_ns)
+
+
+def _replayed_ns(cause: Cause, savings: Sequence[Saving], num_ranks: int) -> float | None:
+    """What a step would be shorter by without the cause; of transfers, without those of one kind of group.
+
+    Without the loss of some ranks, it would be as with them like the others.
+    """
+    part = _OF_REPLAY.get(cause.part) if cause.lost_ns else None
+    if part not in (None, "transfer") and len(cause.ranks) < num_ranks:
+        part = "rank"
+    found = [
+        each.saved_us
+        for each in savings
+        if each.part == part and (part != "rank" or each.rank in cause.ranks)
+    ]
+    return min(1000 * max(found), cause.span_ns) if found else None
 
 
 def most_lost(found: Sequence[Cause]) -> Cause | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import fmean
 from typing import Any, TypeVar
@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from gpurun.launcher.findings.finding import Finding, finding, ranked
 from gpurun.launcher.trace.causes import (
     MENTION_FROM,
+    MOST,
     Cause,
     MeasuredRanks,
     Part,
@@ -22,6 +23,7 @@ from gpurun.launcher.trace.causes import (
     cause_finding,
     causes,
     most_lost,
+    with_savings,
 )
 from gpurun.launcher.trace.model import (
     Breakdown,
@@ -70,8 +72,9 @@ def explain(report: TraceReport) -> tuple[Finding, ...]:
 
 
 def _once(found: Sequence[Cause]) -> Cause | None:
-    """What is done once, if it matters: other shares are then not those of a usual step."""
-    return next((each for each in found if each.part == "one_off" and each.weight >= MENTION_FROM), None)
+    """What is done once, if that is much: other shares are then not those of a usual step."""
+    least = max([MENTION_FROM, *(MOST * each.weight for each in found)])
+    return next((each for each in found if each.part == "one_off" and each.weight >= least), None)
 
 
 def _said(cause: Cause) -> tuple[Finding, ...]:
@@ -130,41 +133,7 @@ def trace_causes(report: TraceReport) -> list[Cause]:
     )
     once = next(rank for rank in report.ranks if rank.rank == slowest)
     found = [_named(cause, once) if cause.part == "one_off" else cause for cause in causes(measured)]
-    found = [replace(cause, replayed_ns=_replayed_ns(cause, report)) for cause in found]
-    return sorted(found, key=lambda cause: -cause.saved_ns)
-
-
-_OF_REPLAY: Mapping[Part, str] = {
-    "input": "input",
-    "copies": "copies",
-    "pinned_copies": "copies",
-    "one_off": "one-off",
-    "host": "host",
-    "outside": "host",
-    "unseen": "host",
-    "gaps": "latency",
-    "transfer": "transfer",
-    "model_transfer": "transfer",
-    "split": "rank",
-    "straggler": "rank",
-}
-"""What is left out of a replay to find what a part costs."""
-
-
-def _replayed_ns(cause: Cause, report: TraceReport) -> float | None:
-    """What a step would be shorter by without the cause; of transfers, without those of one kind of group.
-
-    Without the loss of some ranks, it would be as with them like the others.
-    """
-    part = _OF_REPLAY.get(cause.part) if cause.lost_ns else None
-    if part not in (None, "transfer") and len(cause.ranks) < len(whole_ranks(report.ranks)):
-        part = "rank"
-    found = [
-        each.saved_us
-        for each in report.savings
-        if each.part == part and (part != "rank" or each.rank in cause.ranks)
-    ]
-    return min(1000 * max(found), cause.span_ns) if found else None
+    return with_savings(found, report.savings, len(whole_ranks(report.ranks)))
 
 
 def _named(cause: Cause, rank: RankTrace) -> Cause:

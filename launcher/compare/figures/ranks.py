@@ -32,14 +32,14 @@ from gpurun.launcher.rundir.files import RunDir, as_json
 from gpurun.launcher.rundir.paths import rank_files
 from gpurun.launcher.rundir.records import MemoryPart, StepRecord
 from gpurun.launcher.strategies import STRATEGIES
-from gpurun.launcher.trace.model import Bubble
+from gpurun.launcher.trace.model import Bubble, Saving
 from gpurun.launcher.units import GIB, Interval, ranks_text
 
 if TYPE_CHECKING:
     from gpurun.launcher.trace.model import Breakdown, RankTrace, StepBreakdown
 
 
-SCHEMA = 11
+SCHEMA = 12
 MOST_OPERATORS = 20
 """The number of operators to keep of each rank, the longest ones."""
 
@@ -120,6 +120,8 @@ class Traced:
     """The bubbles of `steps` by rank, of stages that wait for others."""
     of_host: tuple[int, ...] = ()
     """Ranks in whose traces no GPU works; older files don't say."""
+    savings: tuple[Saving, ...] = ()
+    """What a step would be shorter by; of a process with several GPUs it isn't known."""
 
     def __post_init__(self) -> None:
         """Refuses times and notes that no trace has: the file may be anyone's, and reports are made of them.
@@ -129,7 +131,8 @@ class Traced:
         """
         of_ranks = (ns for rank in self.ranks.values() for ns in astuple(rank))
         of_operators = (ns for operators in self.operators_ns.values() for ns in operators.values())
-        if any(ns is not None and abs(ns) >= _MOST_NS for ns in chain(of_ranks, of_operators)):
+        of_savings = (1000 * each.saved_us for each in self.savings)
+        if any(ns is not None and not abs(ns) < _MOST_NS for ns in chain(of_ranks, of_operators, of_savings)):
             raise ValueError("it has times that no trace has")
         try:
             for note in self.notes:
@@ -192,7 +195,10 @@ def _analysed(
     of_host = tuple(rank.rank for rank in ranks if not rank.kernels)
     stages = analysis.stages_in(set(steps))
     bubbles = {rank: each.bubble for each in stages for rank in each.ranks if each.bubble is not None}
-    return Traced(SCHEMA, stamps, steps, len(common_steps(ranks)), means, notes, operators, bubbles, of_host)
+    savings = () if any(rank.devices for rank in ranks) else analysis.report.savings
+    return Traced(
+        SCHEMA, stamps, steps, len(common_steps(ranks)), means, notes, operators, bubbles, of_host, savings
+    )
 
 
 def of_devices(traced: Traced | None, devices: Sequence[str]) -> Traced | None:
@@ -383,6 +389,9 @@ class RankFigures:
     exposed_comm_ms: ExposedComm = ExposedComm()
     bubble: Bubble | None = None
     """The bubble of its stage, in the same traced steps; `None` where it is in no pipeline."""
+    savings_ms: Mapping[str, float] = field(default_factory=dict)
+    """What a traced step would be shorter by without a part of it on all ranks, and without what this `rank`
+    does beyond the others; by a replay, empty where there is none."""
     queue_percent: float | None = None
     """The share of its step that it waited for a core that processes of others had."""
     other_cores: float | None = None
@@ -494,7 +503,14 @@ def with_breakdown(figures: RankFigures, traced: Traced | None, alone: bool = Fa
         exposed_comm_ms=replace(figures.exposed_comm_ms, trace=exposed_ms),
         operators_ms={name: ns / 1e6 for name, ns in operators_ns.items()},
         bubble=traced.bubbles.get(figures.rank),
+        savings_ms=_savings_ms(traced, figures.rank),
     )
+
+
+def _savings_ms(traced: Traced, rank: int) -> dict[str, float]:
+    """By part; of transfers, those of one kind of groups that save most."""
+    own = [each for each in traced.savings if each.rank in (None, rank)]
+    return {each.part: each.saved_us / 1000 for each in sorted(own, key=lambda each: each.saved_us)}
 
 
 def phase_medians_ms(steps: Iterable[StepRecord]) -> dict[str, float]:

@@ -52,7 +52,7 @@ def explanation(variant: VariantResult, comparison: Comparison) -> str | None:
 
 def _large_enough(variant: VariantResult) -> Cause | None:
     found = largest_loss(variant.ranks)
-    return found if found is not None and found.share >= MENTION_FROM else None
+    return found if found is not None and found.weight >= MENTION_FROM else None
 
 
 def _all_compute(variant: VariantResult) -> str | None:
