@@ -48,7 +48,7 @@ def main() -> None:
     if sys.argv[1:2] == ["launcher_tests"]:
         importlib.import_module("benchmarks.faults.launcher_tests").main(sys.argv[2:])
         return
-    if sys.argv[1:2] == ["corpus"]:
+    if sys.argv[1:2] == ["corpus"] and len(sys.argv) == 3:
         importlib.import_module("benchmarks.traces.corpus").main(Path(sys.argv[2]))
         return
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)

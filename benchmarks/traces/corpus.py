@@ -44,19 +44,22 @@ def main(directory: Path) -> None:
         source = _source(path.relative_to(directory))
         outcome = _outcome(path)
         print(source.path, outcome, flush=True)
-        checksum = sha256(path.read_bytes()).hexdigest()[:16]
+        checksum = sha256(path.read_bytes()).hexdigest()
         rows.append([source.repository, source.commit[:10], source.path, checksum, outcome])
     exact = sum(row[-1].startswith("exact") for row in rows)
     text = (
         f"{len(rows)} traces of {len({row[0] for row in rows})} repositories: {exact} are exact to the "
-        "nanosecond in all figures that the reference has (counts, the span of the busiest device, compute, "
-        "communication, copies, what of both is exposed, idle time, time by kernel, operators' own time on "
-        "the CPU); the others have a reason.\n\n"
+        "nanosecond in what is compared, the others have a reason. Compared are, of the busiest device, the "
+        "number of kernels, span, compute, communication, copies, what of both is exposed, and idle time; "
+        "time and count by kernel, and the own time on the CPU of `aten::` operators, where there are up to "
+        f"{MAX_NAMES} names.\n\n"
     )
     record("Public traces", text + table(["repository", "commit", "path", "SHA-256", "outcome"], rows), facts)
 
 
 def _source(path: Path) -> Source:
+    if len(path.parts) < 4:
+        raise SystemExit(f"{path}: not below OWNER/REPOSITORY/COMMIT/")
     owner, name, commit, *rest = path.parts
     return Source(f"{owner}/{name}", commit, "/".join(rest))
 

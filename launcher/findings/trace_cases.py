@@ -49,7 +49,7 @@ _OF_A_FILE: Mapping[str, str] = {
 _OF_ALL: Mapping[str, str] = {
     "not-read": "{why}",
     "other-jobs": "traces of other jobs left out: {directories}",
-    "captures": "{num_captures:other capture} of {who} left out, the newest is shown; "
+    "captures": "{num_captures:other capture} of {who} left out, the newest with most ranks is shown; "
     "`gpurun diff A B` compares two: {files}",
     "jobs-apart": "{num_captures:trace} of another job left out, the newest with most ranks is shown: "
     "{files}",

@@ -235,7 +235,6 @@ _OF_REPLAY: Mapping[Part, str] = {
     "host": "host",
     "outside": "host",
     "unseen": "host",
-    "gaps": "latency",
     "transfer": "transfer",
     "model_transfer": "transfer",
     "split": "rank",
@@ -245,23 +244,26 @@ _OF_REPLAY: Mapping[Part, str] = {
 
 
 def with_savings(found: Sequence[Cause], savings: Sequence[Saving], num_ranks: int) -> list[Cause]:
-    """The causes with what a step would be shorter by without each, where that is known; the most first."""
+    """The causes with what a step would be shorter by without each, where that is known; the most first.
+
+    That ranks wait for no rank in particular says least: another cause of half as much goes first.
+    """
     causes = [replace(cause, replayed_ns=_replayed_ns(cause, savings, num_ranks)) for cause in found]
-    return sorted(causes, key=lambda cause: -cause.saved_ns)
+    return sorted(causes, key=lambda each: -each.saved_ns * (1.0 if each.ranks or not each.is_wait else MOST))
 
 
 def _replayed_ns(cause: Cause, savings: Sequence[Saving], num_ranks: int) -> float | None:
-    """What a step would be shorter by without the cause; of transfers, without those of one kind of group.
+    """What a step would be shorter by without the cause; of one rank's loss, with it like the others.
 
-    Without the loss of some ranks, it would be as with them like the others.
+    `None` for a loss that isn't worth a sentence by itself.
     """
-    part = _OF_REPLAY.get(cause.part) if cause.lost_ns else None
-    if part not in (None, "transfer") and len(cause.ranks) < num_ranks:
+    part = _OF_REPLAY.get(cause.part) if cause.share >= MENTION_FROM else None
+    if part not in (None, "transfer") and len(cause.ranks) == 1 < num_ranks:
         part = "rank"
     found = [
         each.saved_us
         for each in savings
-        if each.part == part and (part != "rank" or each.rank in cause.ranks)
+        if each.part == part and each.parallelism is None and (part != "rank" or each.rank in cause.ranks)
     ]
     return min(1000 * max(found), cause.span_ns) if found else None
 

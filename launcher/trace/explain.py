@@ -59,7 +59,7 @@ def explain(report: TraceReport) -> tuple[Finding, ...]:
         return (_traced(report),)
     found = [first, *(cause for cause in found if cause is not first)]
     if found[0].weight < MENTION_FROM:
-        others = 100 * found[0].share
+        others = 100 * max(each.share for each in found)
         return (_traced(report, percent=_compute_percent(report), most_percent=others or None),)
     named = [found[0], *(cause for cause in found[1:] if cause.weight >= MENTION_NEXT_FROM)]
     if any(cause.is_wait for cause in named):

@@ -163,7 +163,7 @@ class Saving:
     """A part as in `PathPart`; rank: what this rank does beyond the others."""
     rank: int | None
     parallelism: str | None
-    """Of transfers: the kind, as in `ParallelKind`, of their groups."""
+    """Of transfers: the kind, as in `ParallelKind`, of their groups; `None`: all of them."""
     saved_us: float
     """Of a step; of all of the trace where it has none."""
 
@@ -382,7 +382,10 @@ class RankTrace:
     is_cut: bool = False
     """Whether the file ends early, so that any of these figures may lack something."""
     one_off: tuple[NameTotal, ...] = ()
-    """Calls that do what is done once, and `torch.compile`, longest first, also while the device worked."""
+    """Calls that do what is done once, and `torch.compile`, longest first, also while the device worked.
+
+    Those of the steps, where the trace has any.
+    """
     facts: RankFacts | None = None
     """`None` in traces of others, and of `dp`, whose replicas share a process."""
 

@@ -239,6 +239,7 @@ def _without(traced: Traced, ranks: Collection[int], note: Finding) -> Traced:
         ranks=known,
         steps=traced.steps if known else (),
         operators_ns={rank: ns for rank, ns in traced.operators_ns.items() if rank in known},
+        savings=(),
         notes=(*traced.notes, note),
     )
 

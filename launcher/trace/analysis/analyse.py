@@ -171,7 +171,8 @@ def combine(reads: Sequence[Read], notes: Sequence[Finding] = (), searched: Sequ
         raise SpecError("\n".join(["no trace has the steps that --steps asks for:", *found]))
     ranked = assign_ranks(digests)
     matched = match([_collectives_of(rank, digest) for rank, digest in ranked.digests])
-    notes = (*notes, *job.notes, *ranked.notes, *(note for digest in digests for note in digest.notes))
+    of_files = (note for _, digest in ranked.digests for note in digest.notes)
+    notes = (*notes, *job.notes, *ranked.notes, *of_files)
     notes = (*notes, *_doubts(ranked, matched), *_clock_notes(matched))
     report = _with_tables(_report(ranked, matched, notes), ranked.digests, matched)
     return Analysis(report, ranked, matched)
@@ -283,7 +284,7 @@ def _savings(ranked: Ranked, matched: Matched, report: TraceReport) -> tuple[Sav
     found = [(rank, digest.replayed) for rank, digest in ranked.digests if digest.replayed is not None]
     sizes = {digest.world_size for _, digest in ranked.digests} - {None}
     is_whole = len(found) == len(ranked.digests) >= max((size or 0 for size in sizes), default=0)
-    if not is_whole or len({each.steps for _, each in found}) > 1:
+    if not is_whole or len({each.steps for _, each in found}) > 1 or not _has_times(ranked.digests):
         return ()
     tasks = [(rank, each.tasks) for rank, each in found]
     if sum(len(each.ends) for _, each in tasks) > MAX_TASKS:
@@ -297,6 +298,11 @@ def _savings(ranked: Ranked, matched: Matched, report: TraceReport) -> tuple[Sav
     groups = {kind.kind: kind.groups for kind in report.parallelism}
     graph = _graph(tasks, ranked.digests, matched)
     return savings(graph, len(numbers), peers, groups, 1000 * max(spans_us))
+
+
+def _has_times(digests: Ranks) -> bool:
+    """Whether all times fit into a column of ns; else they are damage."""
+    return all(abs(digest.base_ns) < MAX_UNIX_NS for _, digest in digests)
 
 
 def _graph(tasks: Sequence[tuple[int, Tasks]], digests: Ranks, matched: Matched) -> Graph:
@@ -508,6 +514,6 @@ def _launch_totals(rank: int, each: LaunchStatistics, shift_ns: int) -> LaunchTo
 
 def _path(tables: Sequence[tuple[int, RankTables]], digests: Ranks, matched: Matched) -> CriticalPath | None:
     found = [(rank, each.tasks) for rank, each in tables if each.tasks is not None]
-    if not found:
+    if not found or not _has_times(digests):
         return None
     return critical_path(_graph(found, digests, matched), max(each.num_steps for _, each in tables))

@@ -231,7 +231,7 @@ class _CpuBuilder:
         """The time without operators up to the end of a collective, and such times that ended just before."""
         starts, ends = self.busy.starts, self.busy.ends
         place, until = int(np.searchsorted(starts, each.end, "left")), each.end
-        while True:
+        for _ in range(MAX_GAPS):
             begin = max(int(ends[place - 1]) if place else 0, self.window[0])
             if each.end - until <= max(LATE_NS, LATE * (until - begin)):
                 yield begin, until
@@ -264,6 +264,8 @@ def _inside(times: Intervals, start: int, end: int) -> int:
     return int(times.inside_ns(np.array([start]), np.array([end]))[0])
 
 
+MAX_GAPS = 200
+"""Before the end of a collective, that are looked at."""
 LATE_NS, LATE = 1_000_000, 0.2
 """How long after a wait the end of what was waited for may be recorded; of long waits, as a share of them:
 cores may be scarce."""
@@ -825,12 +827,22 @@ def critical_path(graph: Graph, num_steps: int) -> CriticalPath:
     )
 
 
-_REMOVABLE = (StepPart.INPUT, StepPart.COPIES, StepPart.ONE_OFF, StepPart.HOST, StepPart.LATENCY)
-_OF_A_RANK = (StepPart.COMPUTE, StepPart.BEFORE, *_REMOVABLE)
+_REMOVABLE: Mapping[StepPart, Sequence[StepPart]] = {
+    StepPart.INPUT: (StepPart.INPUT,),
+    StepPart.COPIES: (StepPart.COPIES,),
+    StepPart.ONE_OFF: (StepPart.ONE_OFF,),
+    StepPart.HOST: (StepPart.HOST, StepPart.LATENCY),  # what idle time counts for launches
+    StepPart.TRANSFER: (StepPart.TRANSFER,),
+}
+"""What is left out of a replay with each part."""
+_OF_A_RANK = (
+    *(StepPart.COMPUTE, StepPart.BEFORE, StepPart.INPUT, StepPart.COPIES, StepPart.ONE_OFF),
+    *(StepPart.HOST, StepPart.LATENCY),
+)
 AS_LONG = 0.25
 """Difference, as a share, up to which the replay takes as long as its steps; else there is time between."""
 MAX_RANKS = 16
-"""Ranks that are tried: those that have most to do."""
+"""How many are tried, of all peers together: those that have most to do."""
 
 
 def savings(
@@ -857,19 +869,19 @@ def savings(
         return _gain_us(graph, length, costs) / max(num_steps, 1)
 
     found = [
-        Saving(WORDS[part], None, None, saved_us(_without(graph, part)))
-        for part in _REMOVABLE
-        if graph.costs[:, part].any()
+        Saving(WORDS[part], None, None, saved_us(_without(graph, *parts)))
+        for part, parts in _REMOVABLE.items()
+        if graph.costs[:, parts].any()
     ]
     of_group = [name.rpartition(_OF_GROUP)[2] for _, name in graph.labels]
-    for kind, names in groups.items():
+    for kind, names in groups.items() if len(groups) > 1 else ():
         costs = graph.costs.copy()
         labels = [label for label, group in enumerate(of_group) if group in names]
         costs[np.isin(graph.label, labels), StepPart.TRANSFER] = 0
         found.append(Saving(WORDS[StepPart.TRANSFER], None, kind, saved_us(costs)))
-    for ranks in peers:
+    for ranks in peers[:MAX_RANKS]:
         sums = {rank: graph.costs[graph.rank == rank][:, _OF_A_RANK].sum(axis=0) for rank in ranks}
-        busiest = sorted(sums, key=lambda rank: -int(sums[rank].sum()))[:MAX_RANKS]
+        busiest = sorted(sums, key=lambda rank: -int(sums[rank].sum()))[: max(2, MAX_RANKS // len(peers))]
         for rank in busiest if len(ranks) > 1 else ():
             found.append(Saving("rank", rank, None, saved_us(_like_others(graph, rank, sums))))
     return tuple(sorted(found, key=lambda each: -each.saved_us))
@@ -922,9 +934,9 @@ def evenly(graph: Graph) -> Int64 | None:
     return costs
 
 
-def _without(graph: Graph, part: StepPart) -> Int64:
+def _without(graph: Graph, *parts: StepPart) -> Int64:
     costs = graph.costs.copy()
-    costs[:, part] = 0
+    costs[:, parts] = 0
     return costs
 
 

@@ -493,10 +493,10 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
         total=total,
         steps=scopes,
         collectives=tuple(each for each in collectives if whole or each.step in kept),
-        one_off=tuple(_one_off_times(trace, once)),
+        one_off=tuple(_one_off_times(trace, _within(once, [host[i] for i in kept]))),
         names=names[0],
         step_names=names[-1],
-        replayed=None if trace.cut is not None else _replayed(trace, work, once, [host[i] for i in kept]),
+        replayed=_replayed(trace, work, once, [host[i] for i in kept]),
         notes=(*notes, *(() if whole or kept else (recorded,))),
         recorded=recorded,
         wraps_data_parallel=any(map(_DATA_PARALLEL.match, (*trace.annotation_names, *trace.op_names))),
@@ -539,6 +539,15 @@ def _names(trace: Trace, work: Launched, choices: Sequence[Selection]) -> list[N
     ]
 
 
+def _within(once: OneOffWork, steps: list[HostStep]) -> OneOffWork:
+    """What is done once in these steps; in all of the trace, where it has none."""
+    if not steps:
+        return once
+    mine = step_at(steps, once.calls.start) >= 0
+    compiling = once.compiling.clip(steps[0].start_ns, steps[-1].end_ns)
+    return OneOffWork(once.calls.where(mine), compiling)
+
+
 def _one_off_times(trace: Trace, once: OneOffWork) -> list[NameTime]:
     """Calls by name, and torch.compile, longest first."""
     rows = [
@@ -548,8 +557,8 @@ def _one_off_times(trace: Trace, once: OneOffWork) -> list[NameTime]:
         for name in np.unique(once.calls.name).tolist()
         for mine in [once.calls.name == name]
     ]
-    if once.num_compiled:
-        rows.append(NameTime(COMPILE, "one-off", once.num_compiled, 0, once.compiling.length_ns))
+    if num := len(once.compiling.starts):
+        rows.append(NameTime(COMPILE, "one-off", num, 0, once.compiling.length_ns))
     return sorted(rows, key=lambda row: -row.host_ns)
 
 
@@ -673,23 +682,22 @@ class _CpuPicture:
 
 
 MAX_CALLS = 5_000
-"""Launches in the steps that are replayed for a conclusion: more would take longer than reading them."""
-FEW_STEPS = 3
+"""Launches, or collectives on the CPU, in what is replayed: more would take longer than reading them."""
+MAX_WORK = 50_000
+"""Pieces of the GPU's work in the whole file."""
 MOST_LOST = 0.01
 """Share of the GPU's work without a launch up to which a replay has what matters."""
 
 
 def _replayed(trace: Trace, work: Launched, once: OneOffWork, steps: list[HostStep]) -> ReplayedSteps | None:
-    """The tasks of all steps, or of the last ones that may be replayed; `None` where launches are lost."""
+    """The tasks of the steps; `None` where there are too many, or launches are lost."""
+    first, last = task_window(trace, steps)
+    num_calls = int(((trace.launches.start >= first) & (trace.launches.start < last)).sum())
     lost = ~work.is_known & ~before_capture(trace, work)
-    if lost.sum() > MOST_LOST * len(lost):
+    is_long = max(num_calls, len(trace.ranges)) > MAX_CALLS or len(trace.gpu) > MAX_WORK
+    if is_long or trace.cut is not None or lost.sum() > MOST_LOST * len(lost):
         return None
-    for chosen in (steps, steps[-FEW_STEPS:], steps[-1:]):
-        first, last = task_window(trace, chosen)
-        starts = trace.launches.start
-        if int(((starts >= first) & (starts < last)).sum()) <= MAX_CALLS:
-            return ReplayedSteps(tuple(step.number for step in chosen), tasks_of(trace, work, once, chosen))
-    return None
+    return ReplayedSteps(tuple(step.number for step in steps), tasks_of(trace, work, once, steps))
 
 
 def _process(trace: Trace) -> str | None:

@@ -45,10 +45,8 @@ OWN_SUFFIX = ".memory.json"
 """The ending of further JSON files of a run, after the rank, that are skipped without a note."""
 HEAD_BYTES = 1 << 20
 MAX_LISTED = 10
-MAX_CAPTURES = 100
-"""Captures that are tried, the newest first."""
-NEAR_NS = 3600 * 10**9
-"""Traces of one capture are no further apart, also where clocks differ."""
+NEAR_NS, CLOCKS_NS = 3600 * 10**9, 60 * 10**9
+"""Traces of one capture are no further apart, also where clocks differ; of several captures, less."""
 EARLIEST_NS = 10**18
 """Of a Unix time; earlier ones are those of a clock that begins anew."""
 _OF_WORKER = re.compile(r"(.+)\.\d{10,20}\.pt\.trace\.json")
@@ -289,17 +287,22 @@ def _are_apart(digests: Sequence[Digest]) -> bool:
 def _one_capture(of_rank: Mapping[int, Sequence[Digest]]) -> dict[int, Digest]:
     """The newest capture that has all ranks; else, of those with most ranks, the newest."""
     newest = {rank: found[-1] for rank, found in of_rank.items()}
-    if len({len(found) for found in of_rank.values()}) == 1 and _are_near([*newest.values()]):
+    within_ns = NEAR_NS if all(len(found) == 1 for found in of_rank.values()) else CLOCKS_NS
+    if len({len(found) for found in of_rank.values()}) == 1 and _are_near([*newest.values()], within_ns):
         return newest
     best: dict[int, Digest] = {}
+    tried: set[int] = set()
     every = ((rank, each) for rank, found in of_rank.items() for each in found)
-    for rank, last in sorted(every, key=lambda item: -_end_ns(item[1]))[:MAX_CAPTURES]:
+    for rank, last in sorted(every, key=lambda item: -_end_ns(item[1])):
+        if id(last) in tried:
+            continue
         found = {
             other: each
             for other, same in of_rank.items()
-            for each in [last if other == rank else min(same, key=partial(_distance_ns, last))]
-            if _are_near([last, each]) and min(of_rank[rank], key=partial(_distance_ns, each)) is last
+            for each in [last if other == rank else _nearest(same, last)]
+            if _are_near([last, each], within_ns) and _nearest(of_rank[rank], each) is last
         }
+        tried |= set(map(id, found.values()))
         if len(found) > len(best):
             best = found
         if len(found) == (last.world_size or len(of_rank)):
@@ -307,16 +310,20 @@ def _one_capture(of_rank: Mapping[int, Sequence[Digest]]) -> dict[int, Digest]:
     return best
 
 
+def _nearest(digests: Sequence[Digest], other: Digest) -> Digest:
+    return min(digests, key=partial(_distance_ns, other))
+
+
 def _distance_ns(one: Digest, other: Digest) -> int:
     """How long one begins after the other has ended; less than 0 where they overlap."""
     return max(_begin_ns(one), _begin_ns(other)) - min(_end_ns(one), _end_ns(other))
 
 
-def _are_near(digests: Sequence[Digest]) -> bool:
+def _are_near(digests: Sequence[Digest], within_ns: int) -> bool:
     """Whether they may be of one capture: of one world, at one time, as far as clocks agree."""
     sizes = {each.world_size for each in digests} - {None}
     first_ns, last_ns = min(map(_begin_ns, digests)), max(map(_begin_ns, digests))
-    is_near = first_ns < EARLIEST_NS or last_ns - min(map(_end_ns, digests)) <= NEAR_NS
+    is_near = first_ns < EARLIEST_NS or last_ns - min(map(_end_ns, digests)) <= within_ns
     return len(sizes) < 2 and is_near
 
 

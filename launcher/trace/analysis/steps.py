@@ -151,8 +151,10 @@ LONG_LAUNCH_NS = 1_000_000
 """A launching call takes microseconds, unless it loads a module, or waits for a full queue."""
 LEAST_ONE_OFF_NS = 100_000
 """A shorter call only looks something up."""
-MANY_STEPS = 3
-"""What is done in each of so many steps isn't done once."""
+OFTEN, EVERYWHERE = 10, 0.25
+"""Calls of one name, and the share of them in each half of the trace, from which on they recur."""
+OUTLIER = 10
+"""Multiple of the median length from which on a call is done once, though others of its name recur."""
 COMPILE = "torch.compile"
 
 
@@ -163,7 +165,6 @@ class OneOffWork:
     calls: Spans
     """Names are those of `trace.launch_names`."""
     compiling: Intervals
-    num_compiled: int
 
     @cached_property
     def covered(self) -> Intervals:
@@ -179,18 +180,24 @@ def one_off_work(trace: Trace, steps: list[HostStep]) -> OneOffWork:
         elif LAUNCHING_CALLS.match(name):
             least[i] = LONG_LAUNCH_NS
     chosen = calls.duration >= least[calls.name]
-    if len(steps) >= MANY_STEPS:
-        at = step_at(steps, calls.start)
-        for name in np.unique(calls.name[chosen]).tolist():
-            mine = chosen & (calls.name == name)
-            if len(np.unique(at[mine & (at >= 0)])) == len(steps):
-                chosen &= ~mine
-    kept = Spans(calls.start[chosen], calls.duration[chosen], calls.name[chosen], calls.thread[chosen])
+    for name in np.unique(calls.name[chosen]).tolist():
+        mine = chosen & (calls.name == name)
+        if _recurs(calls.start[mine], steps):
+            chosen &= ~mine | (calls.duration >= OUTLIER * np.median(calls.duration[mine]))
     ranges = trace.annotations
     compiles = np.array([bool(COMPILING.match(name)) for name in trace.annotation_names], dtype=bool)
     mine = compiles[ranges.name] if len(compiles) else np.zeros(len(ranges), dtype=bool)
-    compiling = union(ranges.start[mine], ranges.end[mine])
-    return OneOffWork(kept, compiling, len(compiling.starts))
+    return OneOffWork(calls.where(chosen), union(ranges.start[mine], ranges.end[mine]))
+
+
+def _recurs(times_ns: Int64, steps: list[HostStep]) -> bool:
+    """Whether what happens at these times happens again and again: in all of several steps, or all along."""
+    in_steps = step_at(steps, times_ns)
+    if len(steps) > 2 and len(np.unique(in_steps[in_steps >= 0])) == len(steps):
+        return True
+    first, last = (steps[0].start_ns, steps[-1].end_ns) if steps else (times_ns.min(), times_ns.max())
+    early = float((times_ns < (first + last) / 2).mean())
+    return len(times_ns) >= OFTEN and EVERYWHERE <= early <= 1 - EVERYWHERE
 
 
 def step_at(steps: list[HostStep], times_ns: Int64) -> Int64:

@@ -52,7 +52,7 @@ class Writer:
 
 
 KINETO = Writer("torch.profiler")
-OLD_AUTOGRAD = Writer("torch.autograd.profiler", b'"CPU functions"', note="old-autograd")
+OLD_AUTOGRAD = Writer("torch.autograd.profiler", b'"pid": "CPU functions"', note="old-autograd")
 _WRITERS = (
     OLD_AUTOGRAD,
     Writer("torch_npu", b'"Ascend Hardware"', device="NPU", note="from-torch-npu"),

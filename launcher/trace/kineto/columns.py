@@ -150,10 +150,12 @@ def to_ns(times_us: Sequence[int | float], base_us: int) -> Int64:
     """
     if times_us and type(times_us[0]) is int and set(map(type, times_us)) == {int}:
         return _whole_ns(times_us, base_us)
-    values = np.nan_to_num(
-        np.array(times_us, dtype=np.float64), nan=np.inf
-    )  # as writers of texts may have it
-    values = np.clip(values, -MAX_NS // 1000, MAX_NS // 1000)
+    most_us = MAX_NS // 1000
+    try:
+        values = np.array(times_us, dtype=np.float64)
+    except OverflowError:  # whole numbers of hundreds of digits
+        values = np.array([max(-most_us, min(most_us, time)) for time in times_us], dtype=np.float64)
+    values = np.clip(np.nan_to_num(values, nan=np.inf), -most_us, most_us)  # "nan" in quotes is a number
     whole = np.floor(values)
     fraction_ns = np.rint((values - whole) * 1000).astype(np.int64)
     return (whole.astype(np.int64) - base_us) * 1000 + fraction_ns

@@ -295,7 +295,7 @@ class Reader:
                 kernel=self.launches.done("kernel", np.int32),
             ),
             launch_names=tuple(self.launch_names),
-            launched_kernels=tuple(str(name or "") for name in self.launched_kernels),
+            launched_kernels=tuple(readable(str(name or "")) for name in self.launched_kernels),
             ops=Spans(*_spans(self.ops)),
             op_names=self.op_names.names(),
             op_kinds=self.op_names.kinds,

@@ -70,7 +70,7 @@ def as_kineto(events: list[TraceEvent], writer: Writer) -> list[TraceEvent]:
     """The events as Kineto would have written them: with categories."""
     if writer is not OLD_AUTOGRAD:
         return events
-    return [replace(each, cat=_OLD_CATEGORIES.get(str(each.pid))) for each in events]
+    return [replace(each, cat=each.cat or _OLD_CATEGORIES.get(str(each.pid))) for each in events]
 
 
 def kind_of_file(head: bytes) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from gpurun.launcher.report.terminal.trace import render_trace
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
-from gpurun.launcher.trace.explain import explained_stretches, mean_stretch
+from gpurun.launcher.trace.explain import explained_stretches, mean_stretch, trace_causes
 from tests.unit.trace.several_ranks.generated_job import Job
 from tests.unit.trace.several_ranks.test_trace_groups import grouped
 from tests.unit.trace.trace_files import Event, kernel, launch, rank_info, span, step, write
@@ -159,6 +159,47 @@ def test_compiling_is_done_once(tmp_path: Path) -> None:
     rank = analyse_paths([write(tmp_path / "t.json", events)]).ranks[0]
     assert rank.total.idle_by_cause_us.one_off == 5_000
     assert [(row.name, row.count, row.host_us) for row in rank.one_off] == [("torch.compile", 1, 5_000)]
+
+
+def test_what_recurs_is_not_done_once(tmp_path: Path) -> None:
+    """As in an allocator that is short of memory; but the first, longer one loads what all need."""
+    calls = [
+        span("cuda_runtime", "cudaMalloc", 1_000 * i + 10, 900 if i else 9_900) for i in range(0, 400, 10)
+    ]
+    rank = analyse_paths([write(tmp_path / "t.json", [*launches_of([(0, 5), (399_999, 5)]), *calls])]).ranks[
+        0
+    ]
+    assert [(row.name, row.count, row.host_us) for row in rank.one_off] == [("cudaMalloc", 1, 9_900)]
+
+
+@pytest.mark.parametrize("num_late", [2, 3])
+def test_a_loss_that_several_ranks_share_is_named(tmp_path: Path, num_late: int) -> None:
+    """Without that of one of them, no step would be shorter."""
+    for rank in range(4):
+        events: list[Event] = []
+        for number in range(3):
+            begin, data_us = 10_000 * number, 4_000 if rank < num_late else 10
+            name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+            events += [step(number, begin, 9_990), span("user_annotation", name, begin, data_us)]
+            events += [launch(begin + data_us, 5, 2 * number + 1)]
+            events.append(kernel("gemm", begin + data_us + 10, 5_000, 2 * number + 1))
+            facts = {
+                "Collective name": "allreduce",
+                "In msg nelems": 10,
+                "Out msg nelems": 10,
+                "dtype": "Float",
+            }
+            group = {"Process Group Name": "dp", "Process Group Ranks": "[0, 1, 2, 3]", "Group size": 4}
+            arrival, end = begin + data_us + 5_010, begin + 9_100
+            events.append(launch(begin + data_us + 6, 1, 2 * number + 2))
+            waiting = end - begin - data_us - 10
+            events.append(span("cuda_runtime", "cudaDeviceSynchronize", end - waiting, waiting))
+            ring = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+            events.append(kernel(ring, arrival, end - arrival, 2 * number + 2, stream=20, **facts, **group))
+        write(tmp_path / f"rank{rank}.json", events, **rank_info(rank, 4))
+    (cause, *_) = trace_causes(analyse_paths([tmp_path]))
+    assert (cause.part, cause.share) == ("input", pytest.approx(0.4, abs=0.05))
+    assert cause.saved_ns > 3.5e6
 
 
 def test_what_each_of_several_steps_does_is_not_done_once(tmp_path: Path) -> None:

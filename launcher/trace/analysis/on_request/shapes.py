@@ -2,8 +2,8 @@
 
 Floating-point operations and least bytes are those of matrix products, convolutions and attention. Multiply
 and add count as two. Bytes are those of every input and output once: what perfect reuse would move. Of an
-expanded input, what is stored counts. What is multiplied by a `beta` of 0 isn't read (documentation of
-`torch.addmm`). Causal attention counts half, since kernels skip what is masked.
+expanded input of a matrix product or attention, what is stored counts. What is multiplied by a `beta` of 0
+isn't read (documentation of `torch.addmm`). Causal attention counts half, since kernels skip what is masked.
 
 Source of the formulas: `torch/utils/flop_counter.py`, which counts causal attention whole.
 """

@@ -257,7 +257,9 @@ def draw(seed: int) -> tuple[Job, list[float]]:
         "copy": chance.choice([0, 200_000]),
         "transfer": chance.choice([20_000, 200_000, 1_000_000]),
         "sync": chance.random() < 0.5,
-        "calls": chance.choice([[CALL_NS], [50_000, 400_000, 900_000], [300_000, 3_000_000]]),
+        "calls": chance.choice(
+            [[CALL_NS], [50_000, 400_000, 900_000], [300_000, 300_000, 300_000, 3_000_000]]
+        ),
         "steps": 2,
     }
     if shape["copy"] and seed % 2:  # while a call runs, only a record shows what waits for a copy

@@ -60,6 +60,7 @@ def test_times_in_quotes_are_exact(tmp_path: Path, wording: Wording) -> None:
     process = {"ph": "M", "name": "process_name", "pid": 800, "args": {"name": "Ascend Hardware"}}
     work = {"ph": "X", "name": "MatMul", "pid": 800, "tid": 3, "ts": "1704161511420450.001", "dur": 9.5}
     damaged = [span("cpu_op", "aten::mm", 0, 1) | {"ts": text} for text in ("nan", "-Inf", "soon", "1e999")]
+    damaged.append(span("cpu_op", "aten::mm", 0, 1) | {"ts": 10**400})
     found = listed(tmp_path / "trace_view.json", [process, first, second, work, *damaged])
     assert found.base_time_ns == 1704161511420306000
     (rank,) = found.ranks

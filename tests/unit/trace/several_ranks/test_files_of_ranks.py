@@ -174,6 +174,32 @@ def test_the_newest_job_that_has_all_ranks_is_shown(
     wording([each.replace(str(tmp_path), "TMP") for each in trace_notes(report)])
 
 
+def test_captures_that_never_overlapped_are_no_capture(tmp_path: Path) -> None:
+    """The last ones of the ranks are ten minutes apart, and a pair lies beside them."""
+    for rank, minutes in ((0, (0, 10)), (1, (0, 20))):
+        for minute in minutes:
+            write_capture(tmp_path / f"{rank}_{minute}.json", minute * 60e6, 70 + rank, **rank_info(rank, 2))
+    found = [Path(rank.files[0]).stem for rank in analyse_paths([tmp_path]).ranks]
+    assert found == ["0_0", "1_0"]
+
+
+def test_an_older_capture_of_many_ranks_is_found(tmp_path: Path) -> None:
+    for rank in range(40):
+        for begin_us in (0, 1_000):
+            if (rank, begin_us) != (7, 1_000):
+                path = tmp_path / f"{rank}_{begin_us}.json"
+                write_capture(path, begin_us, 100 + rank, **rank_info(rank, 40))
+    found = {Path(rank.files[0]).stem.partition("_")[2] for rank in analyse_paths([tmp_path]).ranks}
+    assert found == {"0"}
+
+
+def test_times_that_no_clock_shows_make_no_replay(tmp_path: Path) -> None:
+    for rank, base_ns in enumerate((0, 10**30)):
+        info = {**rank_info(rank, 2), "baseTimeNanoseconds": base_ns}
+        write(tmp_path / f"{rank}.json", [launch(0, 1, 1), kernel("k", 2, 9, 1)], **info)
+    assert analyse_paths([tmp_path], None, frozenset({"critical-path"})).savings == ()
+
+
 def test_the_ranks_of_the_job_that_is_shown_are_counted_from_0(tmp_path: Path) -> None:
     for name, day in (("a.json", 0), ("b.json", 30)):
         write_capture(tmp_path / name, day * DAY_US, 70 + day)
