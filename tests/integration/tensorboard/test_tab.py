@@ -220,7 +220,7 @@ def test_tables_have_the_figures_of_the_command(url: str, logdir: Path, one: str
     chosen = {one: known[f"{one}s"][-1]} if one else {}
     path = logdir / "recorded" / ("rank1.pt.trace.json.gz" if one == "rank" else "")
     steps = ["--steps", str(chosen["step"])] if one == "step" else []
-    done = CliRunner().invoke(cli, ["trace", str(path), *steps, "--json"])
+    done = CliRunner().invoke(cli, ["trace", str(path), *steps, "--json", "--show", "all"])
     report = msgspec.json.decode(done.stdout, type=TraceReport)
     for table in [each for each in TABLES if one != "rank" or each not in ("collectives", "critical-path")]:
         answer = get(url, "tables", table=table, **run, **chosen)
