@@ -219,10 +219,9 @@ class _CpuBuilder:
         found = {}
         order = sorted(issued)
         for i, each in enumerate(self.ranges):
-            begin, until = max(
-                self._gaps(each), key=lambda gap: min(gap[1] - gap[0], LATE_NS)
-            )  # the last long one
-            if begin < until <= self.window[1]:
+            gaps = [gap for gap in self._gaps(each) if gap[0] < gap[1] <= self.window[1]]
+            if gaps:  # the last long one
+                begin, until = max(gaps, key=lambda gap: min(gap[1] - gap[0], LATE_NS))
                 last_issue = bisect_right(order, until) - 1
                 found[i] = max(begin, order[last_issue]) if last_issue >= 0 else begin, until
         return found
