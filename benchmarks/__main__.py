@@ -48,7 +48,9 @@ def main() -> None:
     if sys.argv[1:2] == ["launcher_tests"]:
         importlib.import_module("benchmarks.faults.launcher_tests").main(sys.argv[2:])
         return
-    if sys.argv[1:2] == ["corpus"] and len(sys.argv) == 3:
+    if sys.argv[1:2] == ["corpus"]:
+        if len(sys.argv) != 3:
+            sys.exit("name the directory of the traces: python -m benchmarks corpus DIR")
         importlib.import_module("benchmarks.traces.corpus").main(Path(sys.argv[2]))
         return
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)

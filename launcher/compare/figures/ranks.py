@@ -509,9 +509,9 @@ def with_breakdown(figures: RankFigures, traced: Traced | None, alone: bool = Fa
 
 
 def _savings_ms(traced: Traced, rank: int) -> dict[str, float]:
-    """By part; of transfers, those of one kind of groups that save most."""
-    own = [each for each in traced.savings if each.rank in (None, rank)]
-    return {each.part: each.saved_us / 1000 for each in sorted(own, key=lambda each: each.saved_us)}
+    """By part."""
+    own = (each for each in traced.savings if each.parallelism is None and each.rank in (None, rank))
+    return {each.part: each.saved_us / 1000 for each in own}
 
 
 def phase_medians_ms(steps: Iterable[StepRecord]) -> dict[str, float]:

@@ -826,14 +826,11 @@ def critical_path(graph: Graph, num_steps: int) -> CriticalPath:
     )
 
 
-_REMOVABLE: Mapping[StepPart, Sequence[StepPart]] = {
-    StepPart.INPUT: (StepPart.INPUT,),
-    StepPart.COPIES: (StepPart.COPIES,),
-    StepPart.ONE_OFF: (StepPart.ONE_OFF,),
-    StepPart.HOST: (StepPart.HOST, StepPart.LATENCY),  # what idle time counts for launches
-    StepPart.TRANSFER: (StepPart.TRANSFER,),
-}
-"""What is left out of a replay with each part."""
+_REMOVABLE: tuple[tuple[StepPart, ...], ...] = (
+    *((StepPart.INPUT,), (StepPart.COPIES,), (StepPart.ONE_OFF,), (StepPart.TRANSFER,)),
+    (StepPart.HOST, StepPart.LATENCY),  # what idle time counts for launches
+)
+"""What is left out of a replay together, under the name of the first."""
 _OF_A_RANK = (
     *(StepPart.COMPUTE, StepPart.BEFORE, StepPart.INPUT, StepPart.COPIES, StepPart.ONE_OFF),
     *(StepPart.HOST, StepPart.LATENCY),
@@ -868,8 +865,8 @@ def savings(
         return _gain_us(graph, length, costs) / max(num_steps, 1)
 
     found = [
-        Saving(WORDS[part], None, None, saved_us(_without(graph, *parts)))
-        for part, parts in _REMOVABLE.items()
+        Saving(WORDS[parts[0]], None, None, saved_us(_without(graph, *parts)))
+        for parts in _REMOVABLE
         if graph.costs[:, parts].any()
     ]
     of_group = [name.rpartition(_OF_GROUP)[2] for _, name in graph.labels]

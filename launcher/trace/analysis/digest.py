@@ -422,7 +422,7 @@ class Digest:
     """The names of the work that steps launched."""
     notes: tuple[Finding, ...]
     replayed: ReplayedSteps | None
-    """What its ranks do in some of these steps; `None` where they are too long to be replayed."""
+    """What the rank does in these steps; `None` where they are too long, or launches are lost."""
     recorded: Finding
     """The steps that the file has, for who asked for others."""
     wraps_data_parallel: bool
@@ -480,6 +480,11 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
     total = picture.total(shown.gpu, [all_steps[i] for i in kept], whole)
     scopes = tuple(picture.step(all_steps[i], i) for i in kept)
     collectives = local_collectives(trace, work, host)
+    own_steps = [host[i] for i in kept]
+    replayed = _replayed(trace, work, once, own_steps)
+    tasks = None
+    if "critical-path" in show:
+        tasks = replayed.tasks if replayed else tasks_of(trace, work, once, own_steps)
     recorded = with_figures(recorded_note(host), file=str(path))
     notes = [with_figures(each, file=str(path)) for each in _notes(trace, host, work, whole)]
     return Digest(
@@ -493,10 +498,10 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
         total=total,
         steps=scopes,
         collectives=tuple(each for each in collectives if whole or each.step in kept),
-        one_off=tuple(_one_off_times(trace, _within(once, [host[i] for i in kept]))),
+        one_off=tuple(_one_off_times(trace, _within(once, own_steps))),
         names=names[0],
         step_names=names[-1],
-        replayed=_replayed(trace, work, once, [host[i] for i in kept]),
+        replayed=replayed,
         notes=(*notes, *(() if whole or kept else (recorded,))),
         recorded=recorded,
         wraps_data_parallel=any(map(_DATA_PARALLEL.match, (*trace.annotation_names, *trace.op_names))),
@@ -505,7 +510,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
         window=None if chosen is None else _window(host, all_steps, kept),
         facts=_facts(trace),
         show=show,
-        tables=rank_tables(trace, work, once, host, kept, shown, in_steps, device, show),
+        tables=rank_tables(trace, work, kept, shown, in_steps, device, tasks, show),
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gpurun.launcher.trace.analysis.critical_path import Tasks, tasks_of
+from gpurun.launcher.trace.analysis.critical_path import Tasks
 from gpurun.launcher.trace.analysis.on_request.call_tree import CallNode, call_trees
 from gpurun.launcher.trace.analysis.on_request.shapes import (
     KernelShape,
@@ -21,7 +21,7 @@ from gpurun.launcher.trace.analysis.on_request.shapes import (
     launching_ops,
     op_shapes,
 )
-from gpurun.launcher.trace.analysis.steps import HostStep, Launched, OneOffWork
+from gpurun.launcher.trace.analysis.steps import Launched
 from gpurun.launcher.trace.analysis.tables import Mask, Selection
 from gpurun.launcher.trace.intervals import Int64, union
 from gpurun.launcher.trace.kineto.classify import GpuKind
@@ -165,12 +165,11 @@ class RankTables:
 def rank_tables(
     trace: Trace,
     work: Launched,
-    once: OneOffWork,
-    steps: Sequence[HostStep],
     kept: Sequence[int],
     shown: Selection,
     in_steps: Selection,
     device: str,
+    tasks: Tasks | None,
     show: Set[Table],
 ) -> RankTables | None:
     """The parts of this trace that the tables in `show` need.
@@ -178,12 +177,11 @@ def rank_tables(
     Args:
         trace: read with details.
         work: its GPU work.
-        once: what its CPU does once.
-        steps: of the host.
         kept: positions of the chosen steps.
         shown: the work that the tables are about.
         in_steps: what the chosen steps launched.
         device: its name.
+        tasks: of the critical path, if that is shown.
         show: the tables.
     """
     if not show:
@@ -203,5 +201,5 @@ def rank_tables(
         step_operators=trees[-1] if trees and has_own else None,
         copies=tuple(copies(trace, shown.gpu)) if "copies" in show else None,
         launches=launches(trace, work, shown.gpu) if "launches" in show else None,
-        tasks=tasks_of(trace, work, once, [steps[i] for i in kept]) if "critical-path" in show else None,
+        tasks=tasks,
     )
