@@ -69,6 +69,7 @@ def _rank_time(rank: RankFigures, on_host: Part) -> RankTime:
         "input": rank.input_ms or 0.0,
         "copies": rank.exposed_memcpy_ms or 0.0,
         on_host: python_ms(rank),
+        "one_off": rank.one_off_ms or 0.0,
         "communication" if rank.wait_ms is None else "transfer": rank.exposed_transfer_ms or 0.0,
         "blocked": blocked_ms(rank),
     }
@@ -117,7 +118,8 @@ def python_ms(rank: RankFigures) -> float:
     """The least of `host_ms` in which Python worked; what isn't blocked, where that isn't known."""
     host_ms = rank.host_ms or 0.0
     if on_cpu((rank,)) and is_python_known(rank):
-        return min(host_ms, max(0.0, _thread_ms(rank) - (rank.compute_ms or 0.0)))
+        others_ms = (rank.compute_ms or 0.0) + (rank.one_off_ms or 0.0)
+        return min(host_ms, max(0.0, _thread_ms(rank) - others_ms))
     return host_ms - blocked_ms(rank)
 
 

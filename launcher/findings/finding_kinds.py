@@ -172,9 +172,10 @@ ANSWERS: Mapping[str, Kind] = {
         "answer",
         "{num_ranks:rank} on {devices}[, {num_steps:step}][, {num_alone:step}, which may be unlike others]"
         "[; compute takes {percent} of the time[, no other cause more than {most_percent}]]"
-        "[; {num_cut:file} cut off, so no cause is named]",
+        "[; {num_cut:file} cut off, so no cause is named][; {basis}]",
         "What the traces hold.",
-        "A loss of less than 5 % of the time isn't named.",
+        "A loss of less than 5 % of the time isn't named. Causes are ordered by what a replay of the steps "
+        "without them saves; by their shares where ranks are missing or steps can't be replayed.",
         "`gpurun trace --show operators` shows more.",
         "Traces",
     ),
@@ -396,7 +397,8 @@ _ON_PARTS: Mapping[str, Mapping[str, str]] = {
     "pinned_copies": {"": "copy less, or on another stream while the device computes"},
     "host": {"": "try larger batches, torch.compile or CUDA graphs"},
     "one_off": {
-        "": "trace later steps, after a warm-up: torch.profiler.schedule(wait=5, warmup=3, active=3)"
+        "": "trace later steps, after a warm-up: torch.profiler.schedule(wait=5, warmup=3, active=3)",
+        "-in-job": "trace later steps: raise `steps.warmup`",
     },
     "python": {"": "try larger batches, fewer operators, or torch.compile"},
     "outside": {

@@ -86,12 +86,14 @@ def _said(cause: Cause) -> tuple[Finding, ...]:
 
 def _traced(report: TraceReport, **figures: Any) -> Finding:
     num_steps = max(len(rank.steps) for rank in report.ranks)
+    is_replayed = report.savings or figures
     return finding(
         "traced",
         num_ranks=len(report.ranks),
         devices=listed(sorted({rank.device for rank in report.ranks})),
         num_steps=num_steps if num_steps > 1 else None,
         num_alone=1 if num_steps == 1 else None,
+        basis=None if is_replayed else "causes by their shares",
         **figures,
     )
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from gpurun.launcher.trace.model import Breakdown, RankTrace, StepBreakdown
 
 
-SCHEMA = 12
+SCHEMA = 13
 MOST_OPERATORS = 20
 """The number of operators to keep of each rank, the longest ones."""
 
@@ -83,6 +83,8 @@ class RankBreakdown:
     """The part of idle that waits for data."""
     host_ns: int
     """The part of idle in which the CPU has given the device nothing to do."""
+    one_off_ns: int
+    """The part of idle in which the CPU does what it does once: it loads modules, allocates, compiles."""
     idle_comm_ns: int
     """The part of idle in which a GPU waits for a collective on the CPU."""
     wait_ns: int | None
@@ -329,7 +331,8 @@ def rank_breakdown(step: "Breakdown") -> RankBreakdown:
         other_steps_ns=round(step.other_steps_us * 1000),
         idle_ns=round(step.idle_us * 1000),
         input_ns=round(idle.data * 1000),
-        host_ns=round((idle.of_launches + idle.one_off) * 1000),
+        host_ns=round(idle.of_launches * 1000),
+        one_off_ns=round(idle.one_off * 1000),
         idle_comm_ns=round(idle.comm_wait * 1000),
         wait_ns=None if step.wait_us is None else round(step.wait_us * 1000),
         transfer_ns=None if step.transfer_us is None else round(step.transfer_us * 1000),
@@ -383,6 +386,8 @@ class RankFigures:
     """The part of idle that waits for data."""
     host_ms: float | None = None
     """The part of idle in which the CPU has given the device nothing to do: Python between the operators."""
+    one_off_ms: float | None = None
+    """The part of idle in which the CPU does what it does once, such as compiling."""
     wait_ms: float | None = None
     """In collectives until the last rank came, whatever overlaps it; `None` with one rank's trace only."""
     transfer_ms: float | None = None
@@ -499,6 +504,7 @@ def with_breakdown(figures: RankFigures, traced: Traced | None, alone: bool = Fa
         idle_ms=breakdown.idle_ns / 1e6,
         input_ms=breakdown.input_ns / 1e6,
         host_ms=breakdown.host_ns / 1e6,
+        one_off_ms=breakdown.one_off_ns / 1e6,
         wait_ms=None if breakdown.wait_ns is None else breakdown.wait_ns / 1e6,
         transfer_ms=None if breakdown.transfer_ns is None else breakdown.transfer_ns / 1e6,
         exposed_comm_ms=replace(figures.exposed_comm_ms, trace=exposed_ms),

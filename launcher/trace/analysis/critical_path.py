@@ -105,7 +105,8 @@ class TaskList:
         number = len(self.ends)
         self.ends.append(end)
         self.main.append(main)
-        self.edges.extend((task, number) for task in after)
+        for task in after:
+            self.edges.append((task, number))
         return number
 
     def spends(self, task: int, part: StepPart, ns: int) -> None:
@@ -323,8 +324,8 @@ class _Builder:
 
     def __post_init__(self) -> None:
         gpu = self.trace.gpu
-        self.calls = self._calls()
         self.starts, self.ends = gpu.start.tolist(), gpu.end.tolist()
+        self.calls = self._calls()
         self.streams, self.kinds = gpu.thread.tolist(), gpu.kind.tolist()
         self.launched_at, self.done_at = self.work.start.tolist(), self.work.done.tolist()
         chosen = sorted(
@@ -357,7 +358,6 @@ class _Builder:
         wanted = np.isin(launches.name, waiting) & np.isin(launches.thread, sorted(threads))
         wanted[sorted(started)] = True
         wanted &= (launches.start >= first) & (launches.start < last)
-        gpu_start = self.trace.gpu.start
         found = [
             ApiCall(
                 int(launches.start[i]),
@@ -365,7 +365,7 @@ class _Builder:
                 self.trace.launch_names[launches.name[i]],
                 int(launches.thread[i]),
                 int(launches.correlation[i]),
-                tuple(sorted(started[i], key=lambda each: int(gpu_start[each]))) if i in started else (),
+                tuple(sorted(started.get(i, ()), key=self.starts.__getitem__)),
             )
             for i in np.flatnonzero(wanted).tolist()
         ]
@@ -682,7 +682,7 @@ def _ordered(joined: _Joined, named: Mapping[int, int], num_guessed: int) -> Gra
     edges = edges[
         ends[edges[:, 0]] <= ends[edges[:, 1]]
     ]  # some kernels overlap the one before on their stream
-    order, kept = _in_order(joined.count, edges)
+    order, kept = _in_order(ends, edges)
     edges = edges[kept]
     label = np.concatenate(joined.label)
     for task, number in named.items():
@@ -705,11 +705,26 @@ def _costs(own: Int64, known: Int64, main: NDArray[np.int8]) -> Int64:
     return costs
 
 
-def _in_order(count: int, edges: NDArray[np.int64]) -> tuple[list[int], NDArray[np.bool_]]:
+def _in_order(ends: Int64, edges: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """All tasks, each after those that it waits for; and which edges that holds for.
 
     Edges contradict each other only where parts that don't belong together were taken for one collective.
     """
+    order = np.concatenate(([SOURCE], 1 + np.argsort(ends[1:], kind="stable")))
+    kept = _is_kept(order, edges)
+    if not kept.all():  # some tasks that end at one time, and wait for each other
+        order = _one_by_one(len(ends), edges)
+        kept = _is_kept(order, edges)
+    return order, kept
+
+
+def _is_kept(order: NDArray[np.int64], edges: NDArray[np.int64]) -> NDArray[np.bool_]:
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    return np.asarray(place[edges[:, 0]] < place[edges[:, 1]], dtype=np.bool_)
+
+
+def _one_by_one(count: int, edges: NDArray[np.int64]) -> NDArray[np.int64]:
     followers: defaultdict[int, list[int]] = defaultdict(list)
     for before, after in edges.tolist():
         followers[before].append(after)
@@ -726,13 +741,11 @@ def _in_order(count: int, edges: NDArray[np.int64]) -> tuple[list[int], NDArray[
     if len(order) < count:
         placed = set(order)
         order += [task for task in range(count) if task not in placed]
-    place = np.empty(count, dtype=np.int64)
-    place[order] = np.arange(count)
-    return order, np.asarray(place[edges[:, 0]] < place[edges[:, 1]], dtype=np.bool_)
+    return np.array(order, dtype=np.int64)
 
 
 def _binary(
-    order: list[int],
+    order: NDArray[np.int64],
     edges: NDArray[np.int64],
     costs: Int64,
     ends: Int64,
@@ -742,33 +755,29 @@ def _binary(
     counts: tuple[int, int],
 ) -> Graph:
     """In that order, with two tasks at most that each waits for: more go through tasks that cost nothing."""
-    waits: defaultdict[int, list[int]] = defaultdict(list)
-    for before, after in edges.tolist():
-        waits[after].append(before)
-    place: dict[int, int] = {}
-    first: list[int] = []
-    second: list[int] = []
-    origin: list[int] = []
-
-    def put(task: int, left: int, right: int) -> int:
-        first.append(left)
-        second.append(right)
-        origin.append(task)
-        return len(first) - 1
-
-    for task in order:
-        before = [place[each] for each in waits.get(task, ())]
-        while len(before) > 2:
-            before = [put(-1, before[0], before[1]), *before[2:]]
-        left, right = (before * 2)[:2] if before else (SOURCE, SOURCE)
-        place[task] = put(task, left, right)
-    chosen = np.array(origin, dtype=np.int64)
+    num_waits = np.bincount(edges[:, 1], minlength=len(order))
+    num_extra = np.maximum(num_waits - 2, 0)
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order)) + np.cumsum(num_extra[order])
+    awaited = place[edges[np.argsort(edges[:, 1], kind="stable"), 0]]
+    begin = np.cumsum(num_waits) - num_waits
+    first, second = np.full((2, len(order) + int(num_extra.sum())), SOURCE, dtype=np.int64)
+    waiting = np.flatnonzero(num_waits)
+    first[place[waiting]] = awaited[begin[waiting]]
+    second[place[waiting]] = awaited[begin[waiting] + np.minimum(num_waits[waiting], 2) - 1]
+    for task in np.flatnonzero(num_extra).tolist():
+        left, *others = awaited[begin[task] : begin[task] + num_waits[task]].tolist()
+        for at, right in enumerate(others, int(place[task] - num_extra[task])):
+            first[at], second[at] = left, right
+            left = at
+    chosen = np.full(len(first), -1, dtype=np.int64)
+    chosen[place] = np.arange(len(order))
     extra = chosen < 0
     spread = costs[chosen]
     spread[extra] = 0
     return Graph(
-        first=first,
-        second=second,
+        first=first.tolist(),
+        second=second.tolist(),
         costs=spread,
         rank=np.where(extra, -1, rank[chosen]).astype(np.int32),
         label=np.where(extra, NO_LABEL, label[chosen]).astype(np.int32),

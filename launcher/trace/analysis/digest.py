@@ -686,7 +686,7 @@ class _CpuPicture:
         return Scope(number, position, divided, 0, None, None)
 
 
-MAX_CALLS = 5_000
+MAX_CALLS = 20_000
 """Launches, or collectives on the CPU, in what is replayed: more would take longer than reading them."""
 MAX_WORK = 50_000
 """Pieces of the GPU's work in the whole file."""

@@ -25,7 +25,7 @@ from tests.wording import Wording
 def rank(number: int, batch: int, work_ms: float, wait_ms: float = 0.0, **parts: float) -> RankFigures:
     """A rank that computes for `work_ms`, less what `parts` take of it, and waits for `wait_ms`."""
     transfer_ms = parts.get("transfer", 0.0)
-    own = {name: parts.get(name, 0.0) for name in ("memcpy", "input", "host")}
+    own = {name: parts.get(name, 0.0) for name in ("memcpy", "input", "host", "one_off")}
     return RankFigures(
         rank=number,
         device=f"cpu:{number}",
@@ -39,11 +39,12 @@ def rank(number: int, batch: int, work_ms: float, wait_ms: float = 0.0, **parts:
         exposed_transfer_ms=transfer_ms,
         exposed_wait_ms=wait_ms,
         exposed_memcpy_ms=own["memcpy"],
-        idle_ms=own["input"] + own["host"],
+        idle_ms=own["input"] + own["host"] + own["one_off"],
         cpu_ms=work_ms,
         thread_cpu_ms=work_ms,
         input_ms=own["input"],
         host_ms=own["host"],
+        one_off_ms=own["one_off"],
         wait_ms=wait_ms,
         transfer_ms=transfer_ms,
         exposed_comm_ms=ExposedComm(trace=wait_ms + transfer_ms),
@@ -146,7 +147,7 @@ def test_what_a_healthy_step_loses_too_is_distinguished(part: str, wording: Word
     wording(known(cause).text)
 
 
-@pytest.mark.parametrize("part", ["memcpy", "input", "host"])
+@pytest.mark.parametrize("part", ["memcpy", "input", "host", "one_off"])
 def test_a_rank_that_is_late_for_a_reason_of_its_own_is_no_slower_device(part: str) -> None:
     late = variant("late", (32, 32), 65.0, rank(0, 32, 50.0, 15.0), rank(1, 32, 65.0, **{part: 15.0}))
     cause = known(main_cause(late, EVEN))

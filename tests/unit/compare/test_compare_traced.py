@@ -248,7 +248,7 @@ def test_a_step_with_long_waiting_is_as_good_as_another(tmp_path: Path) -> None:
 def test_the_figures_of_a_rank_are_those_of_its_trace() -> None:
     figures = RankFigures(0, "cpu:0", 4, 1.0, {}, None, None)
     assert with_breakdown(figures, None) == figures
-    breakdown = RankBreakdown(10, 3, 3, 1, 0, 1, 3, 1, 1, 1, None, None)
+    breakdown = RankBreakdown(10, 3, 3, 1, 0, 1, 3, 1, 1, 0, 1, None, None)
     traced = Traced(1, {}, (1,), 1, {0: breakdown}, ())
     found = with_breakdown(figures, traced)
     assert (found.span_ms, found.input_ms, found.host_ms, found.wait_ms) == (1e-5, 1e-6, 1e-6, None)
