@@ -1,4 +1,4 @@
-"""Speed and memory of `gpurun trace` on large traces, compared with HolisticTraceAnalysis on the same file.
+"""Speed and memory of `gpurun trace` on large traces, compared with HTA and TraceLens on the same file.
 
     python -m benchmarks.traces.trace [PART …] [--source TRACE.json.gz] [--directory DIRECTORY]
 
@@ -6,10 +6,11 @@ makes large traces by repeating the real events of TRACE (later in time, with st
 of their own), analyses each in a fresh process, and records time and memory:
     sizes: traces of 50, 500 and 2000 MB, in turn, several rounds
     tables: one of 50 MB, without tables, with all but the critical path, and with all, in turn
-    hta:   one of 500 MB, with gpurun and then with HTA (0.5 or newer, installed into an environment of its
-           own): its temporal and communication-overlap breakdowns
+    peers: one of 500 MB, with gpurun, with HTA (its temporal and communication-overlap breakdowns) and with
+           TraceLens (the GPU's timeline and the table of kernels), each installed into an environment of its
+           own
     ranks: 64 ranks of 20 MB each
-Without a name, all of them. HTA's environment is kept in DIRECTORY if one is given.
+Without a name, all of them. Environments of others are kept in DIRECTORY if one is given.
 """
 
 import argparse
@@ -37,7 +38,7 @@ MB = 1_000_000
 SIZES_MB = (50, 500, 2000)
 ROUNDS = 3
 """Of all sizes, each in another order, so that other load affects them alike."""
-HTA_MB = 500
+PEERS_MB = 500
 RANK_MB = 20
 NUM_RANKS = 64
 CONTROL_S = 3.0
@@ -59,12 +60,21 @@ SHOWN = {
     "all tables": (WITH_TABLES[0], WITH_TABLES[1].format(left_out="set()")),
 }
 """The same for each choice of tables."""
-HTA = (
-    "from hta.trace_analysis import TraceAnalysis",
-    "analysis = TraceAnalysis(trace_files={0: sys.argv[1]})\n"
-    "analysis.get_temporal_breakdown(visualize=False)\n"
-    "analysis.get_comm_comp_overlap(visualize=False)",
-)
+PEERS = {
+    ("HTA", "traceinsight", "traceinsight>=0.6"): (
+        "from hta.trace_analysis import TraceAnalysis",
+        "analysis = TraceAnalysis(trace_files={0: sys.argv[1]})\n"
+        "analysis.get_temporal_breakdown(visualize=False)\n"
+        "analysis.get_comm_comp_overlap(visualize=False)",
+    ),
+    ("TraceLens", "TraceLens", "git+https://github.com/AMD-AGI/TraceLens.git"): (
+        "from TraceLens import TreePerfAnalyzer",
+        "analysis = TreePerfAnalyzer.from_file(sys.argv[1])\n"
+        "analysis.get_df_gpu_timeline()\n"
+        "analysis.get_df_kernel_launchers()",
+    ),
+}
+"""What to import and to measure, by a program's name, its distribution, and what to install."""
 MEASURED = """
 import resource, sys, time
 {imports}
@@ -165,15 +175,15 @@ def run(program: str, python: str, code: tuple[str, str], path: Path) -> Result:
     return Result(program, size_mb, wall_s, analysis_s, cpu_s, *(kib * 1024 / MB for kib in peaks_kib))
 
 
-def install_hta(directory: Path) -> tuple[str, str]:
-    """The interpreter of an environment that has HTA, and the name and version of what was installed."""
+def install(name: str, distribution: str, source: str, directory: Path) -> tuple[str, str]:
+    """The interpreter of an environment that has the program, and its name and version."""
     python = str(directory / "bin" / "python")
     if not directory.exists():
         venv.create(directory, with_pip=True)
-    subprocess.run([python, "-m", "pip", "install", "-q", "HolisticTraceAnalysis>=0.5"], check=True)
-    code = "from importlib.metadata import version; print(version('HolisticTraceAnalysis'))"
+        subprocess.run([python, "-m", "pip", "install", "-q", source], check=True)
+    code = f"from importlib.metadata import version; print(version('{distribution}'))"
     number = subprocess.run([python, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout
-    return python, f"HTA {number.strip()}"
+    return python, f"{name} {number.strip()}"
 
 
 def sizes(events: Repeated, directory: Path) -> None:
@@ -226,21 +236,26 @@ def _median(rounds: Sequence[Result]) -> Result:
     )
 
 
-def hta(events: Repeated, directory: Path) -> None:
-    """Writes the section "Traces compared with HTA"."""
+def peers(events: Repeated, directory: Path) -> None:
+    """Writes the section "Traces compared with other programs"."""
     facts = machine_facts()
-    python, program = install_hta(directory / "hta")
-    file = directory / f"trace{HTA_MB}.json"
-    events.write(file, HTA_MB * MB)
-    ours, other = run("gpurun", sys.executable, OURS, file), run(program, python, HTA, file)
+    installed = [(*install(*peer, directory / peer[0].lower()), code) for peer, code in PEERS.items()]
+    file = directory / f"trace{PEERS_MB}.json"
+    events.write(file, PEERS_MB * MB)
+    ours = run("gpurun", sys.executable, OURS, file)
+    others = [run(program, python, code, file) for python, program, code in installed]
     file.unlink()
+    ratios = [
+        f"gpurun is {each.wall_s / ours.wall_s:.1f} times as fast as {each.program} by the clock, "
+        f"{each.cpu_s / ours.cpu_s:.1f} times by CPU time (goal: {MIN_SPEEDUP})."
+        for each in others
+    ]
     text = (
         "The same trace, one program after the other: gpurun's whole analysis; of HTA the breakdown by kind "
-        f"of time and the overlap of communication.\n\n{_table([ours, other])}\n\n"
-        f"gpurun is {other.wall_s / ours.wall_s:.1f} times as fast by the clock, "
-        f"{other.cpu_s / ours.cpu_s:.1f} times by CPU time (goal: {MIN_SPEEDUP})."
+        "of time and the overlap of communication; of TraceLens the GPU's timeline and the table of kernels."
+        f"\n\n{_table([ours, *others])}\n\n{' '.join(ratios)}"
     )
-    record("Traces compared with HTA", text, facts)
+    record("Traces compared with other programs", text, facts)
 
 
 def ranks(events: Repeated, directory: Path) -> None:
@@ -282,7 +297,7 @@ def _cores_given() -> float:
     return sum(float(loop.communicate()[0]) for loop in loops) / CONTROL_S
 
 
-PARTS = {"sizes": sizes, "tables": tables, "hta": hta, "ranks": ranks}
+PARTS = {"sizes": sizes, "tables": tables, "peers": peers, "ranks": ranks}
 
 
 def _table(results: Sequence[Result]) -> str:
