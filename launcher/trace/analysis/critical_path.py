@@ -18,14 +18,14 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpurun.launcher.trace.analysis.collectives.match import Collective
-from gpurun.launcher.trace.analysis.steps import HostStep, Launched, OneOffWork
+from gpurun.launcher.trace.analysis.steps import HostStep, Launched
 from gpurun.launcher.trace.analysis.tables import compute_ops
 from gpurun.launcher.trace.intervals import Int64, Intervals, union
 from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind, collective_kind
@@ -52,6 +52,8 @@ class StepPart(IntEnum):
     """Before the rank's first event: its capture began later than that of the others."""
     ONE_OFF = 7
     """The CPU does what it does once: it loads modules, allocates memory, compiles."""
+    AHEAD = 8
+    """The CPU, while its GPU doesn't wait for a launch: of `HOST` in a critical path."""
 
 
 @dataclass(frozen=True)
@@ -135,10 +137,22 @@ class TaskList:
         )
 
 
-def tasks_of(trace: Trace, work: Launched, once: OneOffWork, steps: Sequence[HostStep]) -> Tasks:
-    """Tasks from the first step's start to the last one's end; of all of the trace where it has no steps."""
-    window, covered = task_window(trace, steps), once.covered
-    return gpu_tasks(trace, work, covered, window) if len(trace.gpu) else cpu_tasks(trace, covered, window)
+def tasks_of(
+    trace: Trace, work: Launched, once: Intervals, starved: Intervals, steps: Sequence[HostStep]
+) -> Tasks:
+    """Tasks from the first step's start to the last one's end; of all of the trace where it has no steps.
+
+    Args:
+        trace: of one rank.
+        work: the launches of its GPU work.
+        once: when the CPU does what it does once.
+        starved: when a GPU waits for a launch.
+        steps: the steps of the host.
+    """
+    window = task_window(trace, steps)
+    if len(trace.gpu):
+        return _Builder(trace, work, once, starved, window).build()
+    return cpu_tasks(trace, once, window)
 
 
 def task_window(trace: Trace, steps: Sequence[HostStep]) -> tuple[int, int]:
@@ -304,19 +318,14 @@ class ApiCall:
         return not self.work and not BLOCKING.match(self.name)
 
 
-def gpu_tasks(trace: Trace, work: Launched, once: Intervals, window: tuple[int, int]) -> Tasks:
-    """The tasks of a trace with GPU work that was launched in `window`, in ns since its base.
-
-    `once`: when the CPU does what it does once.
-    """
-    return _Builder(trace, work, once, window).build()
-
-
 @dataclass
 class _Builder:
+    """The tasks of a trace with GPU work that was launched in `window`, in ns since its base."""
+
     trace: Trace
     work: Launched
     once: Intervals
+    starved: Intervals
     window: tuple[int, int]
     tasks: TaskList = field(default_factory=TaskList)
     of_work: dict[int, int] = field(default_factory=dict)
@@ -552,10 +561,11 @@ class _Builder:
         return [i for i in self.by_end[max(place - 1, 0) : place] if self.launched_at[i] < call.start]
 
     def _spent(self) -> None:
-        """How much of the host's time was spent waiting for input, and in what is done once."""
-        data = self.trace.union_of(HostKind.DATA)
-        spans = np.array(self.spans, dtype=np.int64)
-        for part, times in ((StepPart.INPUT, data), (StepPart.ONE_OFF, self.once.subtract(data))):
+        """How much of the host's time was spent waiting for input, in what is done once, or ahead."""
+        data, spans = self.trace.union_of(HostKind.DATA), np.array(self.spans, dtype=np.int64)
+        ahead = self.starved.join(data).join(self.once).gaps(int(spans[:, 1].min()), int(spans[:, 2].max()))
+        parts = {StepPart.INPUT: data, StepPart.ONE_OFF: self.once.subtract(data), StepPart.AHEAD: ahead}
+        for part, times in parts.items():
             spent = times.inside_ns(spans[:, 1], spans[:, 2])
             for i in np.flatnonzero(spent).tolist():
                 self.tasks.spends(int(spans[i, 0]), part, int(spent[i]))
@@ -799,6 +809,7 @@ WORDS = {
     StepPart.LATENCY: "latency",
     StepPart.BEFORE: "before",
     StepPart.ONE_OFF: "one-off",
+    StepPart.AHEAD: "host",
 }
 
 
@@ -809,6 +820,10 @@ def critical_path(graph: Graph, num_steps: int) -> CriticalPath:
         graph: of all ranks.
         num_steps: how many steps it holds; 0 if unknown.
     """
+    costs = graph.costs.copy()
+    costs[:, StepPart.HOST] += costs[:, StepPart.AHEAD]
+    costs[:, StepPart.AHEAD] = 0
+    graph = replace(graph, costs=costs)
     ends = replay(graph, graph.costs)
     length = int(ends.max(initial=0))
     path = on_path(graph, ends)
@@ -837,12 +852,12 @@ def critical_path(graph: Graph, num_steps: int) -> CriticalPath:
 
 _REMOVABLE: tuple[tuple[StepPart, ...], ...] = (
     *((StepPart.INPUT,), (StepPart.COPIES,), (StepPart.ONE_OFF,), (StepPart.TRANSFER,)),
-    (StepPart.HOST, StepPart.LATENCY),  # what idle time counts for launches
+    (StepPart.HOST, StepPart.LATENCY),  # what idle time counts for launches: not what the CPU does ahead
 )
 """What is left out of a replay together, under the name of the first."""
 _OF_A_RANK = (
     *(StepPart.COMPUTE, StepPart.BEFORE, StepPart.INPUT, StepPart.COPIES, StepPart.ONE_OFF),
-    *(StepPart.HOST, StepPart.LATENCY),
+    *(StepPart.HOST, StepPart.LATENCY, StepPart.AHEAD),
 )
 AS_LONG = 0.25
 """Difference, as a share, up to which the replay takes as long as its steps; else there is time between."""

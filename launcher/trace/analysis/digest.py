@@ -481,10 +481,11 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
     scopes = tuple(picture.step(all_steps[i], i) for i in kept)
     collectives = local_collectives(trace, work, host)
     own_steps = [host[i] for i in kept]
-    replayed = _replayed(trace, work, once, own_steps)
+    can_replay = _can_replay(trace, work, own_steps)
     tasks = None
-    if "critical-path" in show:
-        tasks = replayed.tasks if replayed else tasks_of(trace, work, once, own_steps)
+    if can_replay or "critical-path" in show:
+        starved = picture.starved(*task_window(trace, own_steps))
+        tasks = tasks_of(trace, work, once.covered, starved, own_steps)
     recorded = with_figures(recorded_note(host), file=str(path))
     notes = [with_figures(each, file=str(path)) for each in _notes(trace, host, work, whole)]
     return Digest(
@@ -501,7 +502,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
         one_off=tuple(_one_off_times(trace, _within(once, own_steps))),
         names=names[0],
         step_names=names[-1],
-        replayed=replayed,
+        replayed=ReplayedSteps(tuple(x.number for x in own_steps), tasks) if tasks and can_replay else None,
         notes=(*notes, *(() if whole or kept else (recorded,))),
         recorded=recorded,
         wraps_data_parallel=any(map(_DATA_PARALLEL.match, (*trace.annotation_names, *trace.op_names))),
@@ -597,6 +598,14 @@ class _GpuPicture:
             begun[earlier] = done[earlier] = np.iinfo(np.int64).min
         return busy, DeviceQueue(gpu.start[mine], begun[mine], done[mine])
 
+    def starved(self, first_ns: int, last_ns: int) -> Intervals:
+        """When a device waited for a launch, or for launched work to start."""
+        found = EMPTY
+        for busy, queue in self.everything.values():
+            for part in queue.awaited(busy.gaps(first_ns, last_ns))[:3]:
+                found = found.join(part)
+        return found
+
     def total(self, mask: Mask, steps: list[Step], whole: bool) -> Scope:
         chosen = np.flatnonzero(mask)
         if not len(chosen):
@@ -670,6 +679,10 @@ class _CpuPicture:
         self.activity = DeviceActivity(compute.subtract(data), trace.union_of(HostKind.COMM), EMPTY)
         self.waits = Waits(data=data, comm=EMPTY, runtime=EMPTY, ops=EMPTY, one_off=once.covered)
 
+    def starved(self, first_ns: int, last_ns: int) -> Intervals:
+        """Nothing: the host is what works."""
+        return EMPTY
+
     def total(self, mask: Mask, steps: list[Step], whole: bool) -> Scope:
         starts, ends = [step.start_ns for step in steps], [step.end_ns for step in steps]
         busy = self.activity.busy
@@ -694,15 +707,13 @@ MOST_LOST = 0.01
 """Share of the GPU's work without a launch up to which a replay has what matters."""
 
 
-def _replayed(trace: Trace, work: Launched, once: OneOffWork, steps: list[HostStep]) -> ReplayedSteps | None:
-    """The tasks of the steps; `None` where there are too many, or launches are lost."""
+def _can_replay(trace: Trace, work: Launched, steps: list[HostStep]) -> bool:
+    """Whether the tasks of the steps aren't too many, and hardly any launch is lost."""
     first, last = task_window(trace, steps)
     num_calls = int(((trace.launches.start >= first) & (trace.launches.start < last)).sum())
     lost = ~work.is_known & ~before_capture(trace, work)
     is_long = max(num_calls, len(trace.ranges)) > MAX_CALLS or len(trace.gpu) > MAX_WORK
-    if is_long or trace.cut is not None or lost.sum() > MOST_LOST * len(lost):
-        return None
-    return ReplayedSteps(tuple(step.number for step in steps), tasks_of(trace, work, once, steps))
+    return not is_long and trace.cut is None and lost.sum() <= MOST_LOST * len(lost)
 
 
 def _process(trace: Trace) -> str | None:

@@ -214,6 +214,30 @@ def test_a_wait_is_one_though_the_end_of_its_collective_is_recorded_late(tmp_pat
     assert saved_us[0] == pytest.approx(123_000, rel=0.05)
 
 
+def test_a_cpu_that_runs_ahead_costs_nothing(tmp_path: Path) -> None:
+    """Each step loads its batch for 6 ms and launches for 9: the GPU waits for the batch, 1 ms for launches.
+
+    Without any of the CPU's time, the next batch would be loaded while the GPU works: 7 ms would be saved.
+    """
+    name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    events: list[Event] = []
+    for number, begin in enumerate(range(0, 60_000, 15_000)):
+        events += [step(number, begin, 15_000), span("user_annotation", name, begin, 6_000)]
+        events += [launch(begin + ms * 1_000, 10, 10 * number + ms) for ms in range(7, 15)]
+        events += [kernel("k", begin + 15 + ms * 1_000, 1_000, 10 * number + ms) for ms in range(7, 15)]
+    report = analyse_paths([write(tmp_path / "t.json", events)])
+    saved_us = {each.part: each.saved_us for each in report.savings}
+    assert (saved_us["input"], saved_us["host"]) == pytest.approx((6_000, 1_000), rel=0.05)
+    assert trace_causes(report)[0].part == "input"
+
+
+def test_traces_that_lack_ranks_are_explained_by_shares(tmp_path: Path) -> None:
+    one = write(tmp_path / "rank0.json", late_kernel(1, 0), **rank_info(0, 2))
+    assert "causes by their shares" in analyse_paths([one]).findings[0].text
+    write(tmp_path / "rank1.json", late_kernel(1, 0), **rank_info(1, 2))
+    assert "by their shares" not in analyse_paths([tmp_path]).findings[0].text
+
+
 def test_what_each_of_several_steps_does_is_not_done_once(tmp_path: Path) -> None:
     marks = [step(i, 10_000 * i, 10_000) for i in range(3)]
     events = launches_of([(10_000 * i, 3_000) for i in range(3)])
