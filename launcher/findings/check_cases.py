@@ -19,6 +19,7 @@ class Case:
 
 
 _SPEED = "{device} does {gflop_per_s} GFLOP/s"
+_SLOW_PCIE = "{device} has {link} at work, not {expected_link}[; copies reach {gb_per_s} GB/s]"
 _SLOW_LINK = (
     "[{link}][all links of {place} are slow]: {gb_per_s} GB/s, but "
     "[{way} carries {carried_gb_per_s}][{other} over {other_way} have {best_gb_per_s}]"
@@ -53,7 +54,7 @@ FAILED: Mapping[str, Case] = {
     "slow-all-reduce": Case("bus bandwidth {rates}, but {way} carries {carried_gb_per_s} GB/s"),
     "slow-link": Case(_SLOW_LINK),
     "slow-link-of-cpu": Case(_SLOW_LINK, "look for other processes"),
-    "slow-pcie": Case("{device} has {link} at work, not {expected_link}"),
+    "slow-pcie": Case(_SLOW_PCIE),
     "unmeasured": Case("[{label}: ]{reason}"),
     "profiler-in-use": Case(
         "{label}: another profiler is in use", "end Nsight, DCGM profiling or ncu on this machine"
@@ -114,6 +115,7 @@ OK: Mapping[str, str] = {
     "pairs": _PAIRS,
     "one-pair": f"{_PAIRS}; what this link should carry is unknown",
     "pcie": "{links}",
+    "slow-pcie": _SLOW_PCIE,
     "strategies": "{labels}",
     "traces": "work on every rank",
     "matched-traces": "work on every rank, and collectives matched over all ranks",

@@ -412,6 +412,8 @@ class DeviceFacts:
     """Why the clock was low at work."""
     pcie_link: tuple[Whole, Whole] | None = None
     """Generation and lanes of its PCIe link at work."""
+    copy_gb_per_s: Number | None = None
+    """Copies of pinned memory to it, the fastest, while no other rank copies; `None` on a CPU."""
     wrong_sums: tuple[str, ...] = ()
     """All-reduces that gave another sum than they should."""
     reduces: tuple[ReduceRate, ...] = ()

@@ -289,8 +289,11 @@ class StepCapture:
 
     def give_up(self) -> None:
         """Ends a trace that is being taken without writing it: another profiler is to begin."""
-        if self._profiler is not None and self._mark is not None:
-            self._mark.close()
+        if self._profiler is not None:
+            if self._mark is None:  # only prepared: torch can't take that back otherwise
+                self._profiler.start_trace()
+            else:
+                self._mark.close()
             stop(self._profiler.stop)
             print_to_log(
                 "gpurun: the capture has ended without a trace: the program's own profiler has begun"
@@ -301,16 +304,19 @@ class StepCapture:
         assert self.block is not None
         if request.ranks is not None and self.rank not in request.ranks:
             self._request = None
-        elif self.block.steps >= request.first_step:
+        elif self.block.steps >= request.first_step - 1:
+            # The step before warms the profiler up: CUPTI before 13.1 loses the first kernels of a session.
+            # Source: https://github.com/pytorch/pytorch/issues/192021
             self._profiler = new_profiler(profile_config(request), all_threads=False)
-            self._profiler.start()
+            self._profiler.prepare_trace()
             self._recorded = 0
-            self._enter_step()
 
     def _go_on(self, profiler: profile) -> None:
         assert self._request is not None
-        assert self._mark is not None
-        self._mark.close()
+        if self._mark is None:
+            profiler.start_trace()
+        else:
+            self._mark.close()
         if self._recorded < self._request.steps:
             self._enter_step()
             return

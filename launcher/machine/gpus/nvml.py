@@ -393,6 +393,11 @@ NVLINK_GB_PER_S = {1: 20.0, 2: 25.0, 3: 25.0, 4: 25.0, 5: 25.0, 6: 25.0, 7: 50.0
 Source: NVIDIA's white papers: P100 160 GB/s by 4 links of both directions, V100 300 by 6, A100 600 by 12,
 H100 900 by 18, B200 1,800 by 18.
 """
+GA102, GA102_NVLINK_GB_PER_S = (8, 6), 14.0625
+"""The compute capability of RTX 3090, A6000, A40 and others, whose links of version 3 have half the lanes.
+
+Source: NVIDIA Ampere GA102 GPU Architecture white paper, third-generation NVLink.
+"""
 PCIE_GB_PER_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 """The rate of a lane in one direction, by generation. Source: PCI Express Base Specification."""
 
@@ -456,8 +461,15 @@ def _health(nvml: Any, handle: Any) -> GpuHealth:
         ecc_errors=ask(nvml, "nvmlDeviceGetTotalEccErrors", gpu, UNCORRECTED, SINCE_START),
         needs_reset=None if rows is None else bool(rows[2]),
         has_lost_rows=None if rows is None else bool(rows[3]),
-        nvlink_gb_per_s=NVLINK_GB_PER_S.get(ask(nvml, "nvmlDeviceGetNvLinkVersion", gpu, 0) or 0),
+        nvlink_gb_per_s=_nvlink_gb_per_s(nvml, gpu),
         pcie_lanes=ask(nvml, "nvmlDeviceGetCurrPcieLinkWidth", gpu),
         max_pcie_lanes=ask(nvml, "nvmlDeviceGetMaxPcieLinkWidth", gpu),
         pcie_generation=ask(nvml, "nvmlDeviceGetMaxPcieLinkGeneration", gpu),
     )
+
+
+def _nvlink_gb_per_s(nvml: Any, gpu: Any) -> float | None:
+    version = ask(nvml, "nvmlDeviceGetNvLinkVersion", gpu, 0) or 0
+    if version in NVLINK_GB_PER_S and _pair(ask(nvml, "nvmlDeviceGetCudaComputeCapability", gpu)) == GA102:
+        return GA102_NVLINK_GB_PER_S
+    return NVLINK_GB_PER_S.get(version)

@@ -166,6 +166,7 @@ def device_facts(
         clock_mhz=at_work.sm_clock_mhz,
         throttled=at_work.throttled,
         pcie_link=max(links, default=None),
+        copy_gb_per_s=None if kind.is_host else in_turn(rank, lambda: copy_gb_per_s(device)),
         wrong_sums=wrong_sums(rank, device, kind.is_host),
         reduces=reduce_rates(device, kind.is_host),
         pairs=pair_rates(rank, device, kind.is_host, pairs),
@@ -179,6 +180,35 @@ def sample(load: LoadMeter, links: list[tuple[int, int]]) -> None:
     """Samples the driver while the device works; its PCIe link is added to `links`."""
     load.sample()
     links += [link for gpu in load.gpus if (link := gpu.sensors.pcie_link())]
+
+
+COPIED_BYTES, NUM_COPIES = 256 << 20, 4
+
+
+def copy_gb_per_s(device: torch.device) -> float | None:
+    """The fastest copy from the host's pinned memory; `None` where none can be had."""
+    try:
+        values = torch.empty(COPIED_BYTES, dtype=torch.uint8, pin_memory=True)
+    except RuntimeError:  # more than a container may lock
+        return None
+    target, synchronize, best_ns = values.to(device), runtime_of(device).synchronize, math.inf
+    for _ in range(NUM_COPIES):
+        synchronize(device)
+        start_ns = time.perf_counter_ns()
+        target.copy_(values, non_blocking=True)
+        synchronize(device)
+        best_ns = min(best_ns, time.perf_counter_ns() - start_ns)
+    return rate(COPIED_BYTES, best_ns)
+
+
+def in_turn(rank: int, measure: Callable[[], float | None]) -> float | None:
+    """What this rank measures, while the others wait."""
+    found = None
+    for turn in range(dist.get_world_size()):
+        if turn == rank:
+            found = measure()
+        dist.barrier()
+    return found
 
 
 def own_device(kind: Accelerator) -> torch.device:

@@ -222,15 +222,15 @@ class TimedRounds:
             self.journal.add_steps(variant.id, "ablation", timings, round_, order)
         self.trainer.restore_state(state)
 
-    def run_block(self, variant: VariantConfig, round_: int, order: int) -> None:
-        """Runs and records one block."""
+    def run_block(self, variant: VariantConfig, round_: int, order: int, is_slowed: bool = False) -> None:
+        """Runs and records one block; one that a trace slows down isn't timed."""
         name = self.named(variant)
         self.journal.enter("round", name, round_)
         self.load.clear()
         self.noise.clear()
         timings = self.run_steps(variant, self.block_steps[variant.id])
         noise = self.noise.per_step(len(timings))
-        kind: Kind = "timed" if name == variant.id else "aa"
+        kind: Kind = "profile" if is_slowed else "timed" if name == variant.id else "aa"
         self.journal.add_steps(name, kind, timings, round_, order, noise, self.load)
 
     def run_steps(self, variant: VariantConfig, num_steps: int, sync: bool = True) -> list[StepTiming]:
@@ -324,11 +324,19 @@ def run_in_turns(turns: Sequence[Turn], peers: Peers) -> None:
             peers.barrier()
             if turn.timed is not None:
                 turn.timed.warm_up(variant)
+    warmed_up = num_traces(turns)  # before all rounds: they are slowed alike
     for round_ in range(1, turns[0].config.rounds + 1):
-        run_round(turns, peers, round_)
+        run_round(turns, peers, round_, num_traces(turns) > warmed_up)
 
 
-def run_round(turns: Sequence[Turn], peers: Peers, round_: int) -> None:
+def num_traces(turns: Sequence[Turn]) -> int:
+    """The traces on request that slow down what comes after them; the same on all ranks of the launch."""
+    timed = [turn.timed for turn in turns if turn.timed is not None]
+    slowed = (each for each in timed if accelerator_of(each.device.type).is_slow_after_trace)
+    return sum(each.requests.answered for each in slowed)
+
+
+def run_round(turns: Sequence[Turn], peers: Peers, round_: int, is_slowed: bool = False) -> None:
     """A block of each variant that has as many rounds, in a fresh order."""
     config = turns[0].config
     active = [(turn, variant) for turn in turns for variant in turn.active(round_)]
@@ -336,7 +344,7 @@ def run_round(turns: Sequence[Turn], peers: Peers, round_: int) -> None:
     for order, (turn, variant) in enumerate(blocks):
         peers.barrier()
         if turn.timed is not None:
-            turn.timed.run_block(variant, round_, order)
+            turn.timed.run_block(variant, round_, order, is_slowed)
     for turn in turns:
         own = [variant for of_turn, variant in blocks if of_turn is turn]
         peers.barrier()

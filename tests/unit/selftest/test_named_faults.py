@@ -294,6 +294,11 @@ INJECTED: dict[str, tuple[Change, str, str]] = {
     "busy GPU": (busy, "free GPUs", "cuda:1 is used by other processes: 20.0 of 140.0 GiB"),
     "PCIe lanes lost": (of_rank(1, pcie_link=(5, 1)), "PCIe links", "cuda:1 has generation 5 x1 at work"),
     "PCIe generation lost": (of_rank(1, pcie_link=(1, 16)), "PCIe links", "not generation 5 x16"),
+    "copies slow": (
+        of_rank(1, pcie_link=(5, 2), copy_gb_per_s=6.9),
+        "PCIe links",
+        "; copies reach 6.90 GB/s",
+    ),
     "clock limited": (of_rank(1, clock_mhz=900.0, power_w=300.0), "clock rates", "cuda:1 ran at 900 of"),
     "rate no number": (of_rank(1, gflop_per_s=NAN), "device speed", "cuda:1 does nan"),
     "clock no number": (of_rank(1, clock_off=NAN), "device clocks", "cuda:1 is off by nan"),
@@ -413,6 +418,24 @@ def test_a_clock_that_the_power_limit_keeps_down_is_no_fault(power_w: float | No
     found = judged(seen)["clock rates"]
     assert found.status == status
     assert "cuda:0" in found.found
+
+
+@pytest.mark.parametrize("link", [(5, 8), (1, 1)], ids=["two cards in a desktop", "a virtual machine"])
+def test_a_link_that_copies_fast_enough_is_no_fault(link: tuple[int, int]) -> None:
+    found = judged(of_rank(1, pcie_link=link, copy_gb_per_s=27.0)(evidence()))["PCIe links"]
+    assert (found.status, found.remedy) == ("ok", None)
+    assert found.found.startswith(
+        f"cuda:1 has generation {link[0]} x{link[1]} at work, not generation 5 x16;"
+    )
+    assert found.found.endswith("; copies reach 27.0 GB/s")
+
+
+@pytest.mark.parametrize(("capability", "rate"), [([8, 0], 25.0), ([8, 6], 14.0625)])
+def test_links_of_one_version_have_half_the_lanes_on_some_gpus(capability: list[int], rate: float) -> None:
+    found = health(
+        nvmlDeviceGetNvLinkVersion=lambda *_: 5, nvmlDeviceGetCudaComputeCapability=lambda _: capability
+    )
+    assert found[0].nvlink_gb_per_s == rate
 
 
 def test_a_slow_device_is_named_where_the_rates_of_links_are_unknown(wording: Wording) -> None:

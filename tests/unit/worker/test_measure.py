@@ -4,11 +4,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from gpurun.launcher.compare.figures.recorded import round_times
+from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import Kind, StepRecord, VariantConfig
@@ -18,6 +20,7 @@ from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.process_group import Peers
 from gpurun.launcher.worker.entry.workload_rank import measure
 from gpurun.launcher.worker.meters.gpu_load import LoadMeter
+from gpurun.launcher.worker.training import timed_rounds
 from gpurun.launcher.worker.training.timed_rounds import TimedRounds, TraceRequests, Turn, run_in_turns
 from gpurun.launcher.worker.training.trainer import Trainer
 
@@ -159,6 +162,31 @@ def test_a_variant_may_have_fewer_rounds_than_the_others(tmp_path: Path) -> None
         name: [record.round for record in records(tmp_path, name) if record.kind == "timed"] for name in "ab"
     }
     assert rounds == {"a": [1, 2, 3, 4, 5], "b": [1, 2]}
+
+
+@pytest.mark.parametrize(("device", "asked_in", "timed"), [("cpu", 1, 3), ("cuda", 1, 1), ("cuda", 0, 3)])
+def test_on_a_gpu_no_round_is_timed_after_a_trace_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, asked_in: int, timed: int
+) -> None:
+    """The profiler stays attached, which slows steps down; after one in the warm-up all are alike."""
+    made, _ = bench(tmp_path, {"a": 200.0}, rounds=3)
+    kind = replace(accelerator_of("cpu"), is_slow_after_trace=accelerator_of(device).is_slow_after_trace)
+    monkeypatch.setattr(timed_rounds, "accelerator_of", Mock(return_value=kind))
+    made.requests.block = block = Mock(bell=int(asked_in == 0))
+    taken = Mock()
+    monkeypatch.setattr(TraceRequests, "take", taken)
+    run_block = made.run_block
+
+    def ask(variant: VariantConfig, round_: int, *args: Any) -> None:
+        block.bell = int(round_ >= asked_in)
+        run_block(variant, round_, *args)
+
+    monkeypatch.setattr(made, "run_block", ask)
+    run_alone(made)
+    assert taken.call_count == 1
+    kinds = {record.round: record.kind for record in records(tmp_path, "a") if record.kind != "warmup"}
+    assert [round_ for round_, kind in kinds.items() if kind in ("timed", "aa")] == [*range(1, timed + 1)]
+    assert all(kind == "profile" for round_, kind in kinds.items() if round_ > timed)
 
 
 def test_of_a_long_launch_all_ranks_keep_the_same_sample(

@@ -411,15 +411,21 @@ def test_of_a_long_program_reports_of_progress_thin_out(
     assert (reports[0].round, reports[-1].round) == (0, 99)
 
 
-def test_a_capture_has_as_many_steps_as_were_asked_for(
+def test_a_capture_has_as_many_steps_as_were_asked_for_after_one_that_warms_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("new_profiler", "synchronize", "stop", "export"):
+    for name in ("synchronize", "stop", "export"):
         monkeypatch.setattr(profiling, name, Mock())
+    calls, block = [], Mock(bell=1, steps=0)
+    profiler = Mock(
+        prepare_trace=lambda: calls.append(("prepare", block.steps)),
+        start_trace=lambda: calls.append(("start", block.steps)),
+    )
+    monkeypatch.setattr(profiling, "new_profiler", Mock(return_value=profiler))
     monkeypatch.setattr(profiling, "read_request", Mock(return_value=CaptureRequest(1, 3, None, 2)))
-    block = Mock(bell=1, steps=0)
     capture = profiling.StepCapture(RunDir(tmp_path), "00", 0, block)
     recorded = []
     for block.steps in range(8):
         recorded.append(capture.between_steps())
-    assert recorded == [False, False, True, True, True, False, False, False]
+    assert recorded == [False, True, True, True, True, False, False, False]
+    assert calls == [("prepare", 1), ("start", 2)]
