@@ -18,6 +18,7 @@ from gpurun.launcher.compare.figures.recorded import (
     LEAST_AROUND,
     MeasuredVariant,
     around_note,
+    gpu_names,
     has_cold_peak,
     median_attempt,
     other_work,
@@ -80,13 +81,15 @@ from gpurun.launcher.compare.ranking import (
     standings,
     with_lead,
 )
-from gpurun.launcher.findings.finding import Finding, finding, ranked
+from gpurun.launcher.findings.finding import Finding, finding, noticed, ranked
+from gpurun.launcher.machine.accelerators import peak_tflop_per_s
 from gpurun.launcher.plan.model import Node, Plan, refuse_unknown_names_in_job
 from gpurun.launcher.rundir.files import RunDir, not_as_written, too_large
 from gpurun.launcher.rundir.paths import num_bytes
 from gpurun.launcher.rundir.records import GRADIENT_DIFFERS, Command, Event, Look, Restart, TimeChange
 from gpurun.launcher.stats.core_waiting import QUEUE_PERCENT
 from gpurun.launcher.stats.estimates import ALPHA, is_spent
+from gpurun.launcher.units import listed
 
 SCHEMA = 3
 MAX_MAPPING_BYTES = 1 << 22
@@ -133,7 +136,8 @@ def compare_run(run: RunDir) -> Comparison:
     """
     recorded = _read(run)
     differences = _differences(recorded)
-    results, of_variants = variant_results(run, differences, recorded.host, recorded.plan.nodes)
+    peaks = recorded.job.get("peak_tflops") or {}
+    results, of_variants = variant_results(run, differences, recorded.host, peaks, recorded.plan.nodes)
     judged = _judge(recorded, differences, results)
     found = _compared(run, recorded, differences, judged)
     took_s = launches_s(recorded.events, recorded.commands)
@@ -331,21 +335,35 @@ def _differences(recorded: _Recorded) -> Differences:
 
 
 def variant_results(
-    run: RunDir, differences: Differences, host: Mapping[str, Any], nodes: Sequence[Node] = ()
+    run: RunDir,
+    differences: Differences,
+    host: Mapping[str, Any],
+    peaks: Mapping[str, float],
+    nodes: Sequence[Node] = (),
 ) -> tuple[tuple[VariantResult, ...], tuple[tuple[Finding, ...], ...]]:
     """One entry per variant, in the order of the plan; and what was noticed about each."""
     times, rows = step_times(differences), differences.vs_baseline()
-    results, noticed = [], []
+    results, of_variants = [], []
     for measured in differences.measured.values():
         variant = measured.variant
         traced = of_timed(of_devices(read_traced(run, variant.id), variant.devices), typical_ms(measured))
         ranks = rank_figures(run, measured, traced, nodes)
         steps = TracedSteps(len(traced.steps), traced.num_steps) if traced and traced.steps else None
-        result = variant_result(measured, differences, times, rows[variant.id], host, ranks, steps)
+        result = variant_result(measured, differences, times, rows[variant.id], host, peaks, ranks, steps)
         step_ms = result.step_ms.estimate if result.step_ms else None
         results.append(result)
-        noticed.append(_noticed(measured, ranks, traced, findings(measured, ranks, step_ms)))
-    return tuple(results), tuple(noticed)
+        found = (*findings(measured, ranks, step_ms), *_without_peak(result, host))
+        of_variants.append(_noticed(measured, ranks, traced, found))
+    return tuple(results), tuple(of_variants)
+
+
+def _without_peak(result: VariantResult, host: Mapping[str, Any]) -> list[Finding]:
+    """That there is no MFU, on GPUs whose peak isn't known."""
+    names = {name for name in gpu_names(result.devices, host) if name}
+    if result.flop_per_s is None or result.mfu is not None or not names:
+        return []
+    unknown = sorted(name for name in names if not peak_tflop_per_s(name, result.precision or ""))
+    return [noticed("no-peak", gpus=listed(unknown), precision=result.precision)]
 
 
 def with_verdicts(

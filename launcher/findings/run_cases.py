@@ -109,6 +109,7 @@ NOTICED: Cases = {
     "recorded": "{found}",
     "killed": "{killed} of {launch} {were} killed, since {grace_s} were not enough to end (`grace`): what "
     "was being saved may be incomplete",
+    "no-peak": "no MFU: the peak of {gpus} in {precision} isn't known; `peak_tflops` in the job states it",
     "software": "the software has changed during this run: {parts}",
     "fewer-steps": "its launches made {least} to {most} steps: if a later one goes on from what the first "
     "has saved, give each its own directory: `{placeholder}` in `args`, or $GPURUN_LAUNCH_DIR in the program",

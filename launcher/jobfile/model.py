@@ -1,8 +1,8 @@
 """`JobSpec`: a checked job file. Its docstrings are the text of the schema and of the reference."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from gpurun.launcher.jobfile import values
@@ -18,7 +18,7 @@ from gpurun.launcher.jobfile.section import (
     setting,
     whole,
 )
-from gpurun.launcher.jobfile.settings import SETTINGS, Settings
+from gpurun.launcher.jobfile.settings import PRECISIONS, SETTINGS, Settings
 from gpurun.launcher.masking import masked
 from gpurun.launcher.units import GIB
 
@@ -65,6 +65,22 @@ Size = Annotated[
 Memory = Annotated[
     int,
     ValueKind(values.parse_memory, {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 1 << 20}]}),
+]
+Peaks = Annotated[
+    Mapping[str, float],
+    ValueKind(
+        partial(values.parse_peaks, precisions=PRECISIONS),
+        {
+            "type": "object",
+            "minProperties": 1,
+            "propertyNames": {"enum": [*PRECISIONS]},
+            "additionalProperties": {
+                "type": "number",
+                "exclusiveMinimum": 0,
+                "maximum": values.MAX_TFLOPS,
+            },
+        },
+    ),
 ]
 
 
@@ -215,6 +231,9 @@ class JobSpec(Settings, Section):
     `RTX 4090` (its memory as it is sold, in 10⁹ bytes). The report then also names the fastest variant whose
     peak memory is not above that. What a GPU needs besides tensors, such as CUDA's context and what torch
     keeps free, is not in that peak: leave a margin."""
+    peak_tflops: Peaks | None = setting(None, kinds=frozenset({TRAINING}), instead="")
+    """The peak of one device by precision, dense, in TFLOP/s: `{bf16: 989}`. MFU is a share of it. By default
+    it is the data sheet's, of GPUs that gpurun knows; of CPUs, none."""
     profile: Profile = Profile()
     """The trace of each variant and rank, taken after the timed steps so that it costs them nothing."""
     logs: Logs = Logs()

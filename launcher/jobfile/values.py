@@ -364,6 +364,19 @@ def parse_memory(value: Any) -> int:
     return sizes[0] * 10**9
 
 
+MAX_TFLOPS = 1e6
+
+
+def parse_peaks(value: Any, precisions: Sequence[str]) -> dict[str, float]:
+    """TFLOP/s by precision: `{bf16: 989}`."""
+    if not isinstance(value, Mapping) or not value or not value.keys() <= {*precisions}:
+        raise expected("TFLOP/s by precision", value, "use {bf16: 989}")
+    for rate in value.values():
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= MAX_TFLOPS:
+            raise expected("a positive number of TFLOP/s", rate)
+    return {precision: float(rate) for precision, rate in value.items()}
+
+
 def parse_threads(value: Any) -> int | str:
     """`auto`, or a number of threads."""
     if value == "auto":

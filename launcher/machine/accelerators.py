@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from gpurun.launcher.errors import SpecError
@@ -443,8 +444,18 @@ def _peaks() -> list[Peak]:
     return [peak for row in rows for peak in row.peaks]
 
 
-def total_peak_flop_per_s(gpu_names: Sequence[str | None], precision: str) -> float | None:
-    """The peak of several GPUs together; `None` where one of them isn't known, or there is none."""
+def total_peak_flop_per_s(
+    gpu_names: Sequence[str | None], precision: str, stated: Mapping[str, float] = MappingProxyType({})
+) -> float | None:
+    """The peak of several devices together; `None` where one of them isn't known, or there is none.
+
+    Args:
+        gpu_names: the driver's; `None` for a CPU.
+        precision: what operations are computed in.
+        stated: TFLOP/s of a device by precision, which come before what is known.
+    """
+    if precision in stated:
+        return len(gpu_names) * stated[precision] * TERA
     peaks = [peak_flop_per_s(name, precision) if name else None for name in gpu_names]
     known = [peak for peak in peaks if peak is not None]
     return sum(known) if known and len(known) == len(peaks) else None

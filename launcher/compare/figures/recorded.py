@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, pairwise
 from statistics import fmean, median
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -699,14 +700,25 @@ class Rates:
     """The energy of the GPUs, by their driver's counter; not of the rest of the machine."""
 
 
-def throughput(measured: MeasuredVariant, step_ms: float | None, host: Mapping[str, Any]) -> Rates:
-    """The rates of a variant whose step takes `step_ms`; `host` has the names of the GPUs."""
+def throughput(
+    measured: MeasuredVariant,
+    step_ms: float | None,
+    host: Mapping[str, Any],
+    peaks: Mapping[str, float] = MappingProxyType({}),
+) -> Rates:
+    """The rates of a variant whose step takes `step_ms`.
+
+    Args:
+        host: has the names of the GPUs.
+        peaks: TFLOP/s of a device by precision, that the job states.
+    """
     variant, facts = measured.variant, measured.facts
     if not step_ms or variant.global_batch is None:
         return Rates()  # the samples of a step aren't known of most programs
     samples_per_s = 1e3 * variant.global_batch / step_ms
     flop_per_s = times(facts.flops_per_sample, samples_per_s)
-    peak = total_peak_flop_per_s(gpu_names(sorted(set(variant.devices)), host), variant.precision or "")
+    names = gpu_names(sorted(set(variant.devices)), host)
+    peak = total_peak_flop_per_s(names, variant.precision or "", peaks)
     return Rates(
         samples_per_s=samples_per_s,
         flop_per_s=flop_per_s,

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
+from types import MappingProxyType
 from typing import Literal
 
 from gpurun.launcher.findings.finding import reason
@@ -179,7 +180,11 @@ with the size bend curves by more."""
 
 
 def probe_result(
-    records: Sequence[PointRecord], workload: str, gpu_name: str | None, precision: str
+    records: Sequence[PointRecord],
+    workload: str,
+    gpu_name: str | None,
+    precision: str,
+    peaks: Mapping[str, float] = MappingProxyType({}),
 ) -> ProbeResult | None:
     """The curves of a variant; `None` where there are no records: it trains, or has not been measured.
 
@@ -188,10 +193,11 @@ def probe_result(
         workload: what was measured; only `crossover` compares its curves.
         gpu_name: of the device, as the driver calls it; `None` for a CPU.
         precision: what operations are computed in.
+        peaks: TFLOP/s of a device by precision, that the job states.
     """
     if not records:
         return None
-    peak = total_peak_flop_per_s([gpu_name], precision)
+    peak = total_peak_flop_per_s([gpu_name], precision, peaks)
     by_series: dict[str, list[PointRecord]] = {}
     for record in records:
         by_series.setdefault(record.series, []).append(record)

@@ -55,6 +55,7 @@ def variant_result(
     times: Mapping[str, StepTime | None],
     vs_baseline: Difference | None,
     host: Mapping[str, Any],
+    peaks: Mapping[str, float],
     ranks: tuple[RankFigures, ...],
     traced_steps: TracedSteps | None,
 ) -> VariantResult:
@@ -62,7 +63,7 @@ def variant_result(
     variant, status, facts = measured.variant, measured.status, measured.facts
     step_ms = times[variant.id]
     middle_ms = step_ms.estimate if step_ms else None
-    rates = throughput(measured, middle_ms, host)
+    rates = throughput(measured, middle_ms, host, peaks)
     return VariantResult(
         **{name: getattr(variant, name) for name in _IDENTITY},
         status=status.status,
@@ -83,7 +84,11 @@ def variant_result(
         launch_ms=launch_ms(measured, differences),
         balanced=balanced(measured, step_ms, differences),
         probe=probe_result(
-            measured.points, variant.workload, gpu_names(variant.devices, host)[0], variant.precision or ""
+            measured.points,
+            variant.workload,
+            gpu_names(variant.devices, host)[0],
+            variant.precision or "",
+            peaks,
         ),
         wall_s=median(measured.ended_s[name] for name in measured.later(measured.ended_s))
         if measured.ended_s

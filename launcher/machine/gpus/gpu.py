@@ -149,6 +149,11 @@ USUAL = frozenset(
         "SXM4",
         "PCIE",
         "PCIe",
+        "INSTINCT",
+        "(MCM)",
+        "MBA",
+        "AC",
+        "SXM6",
         "16GB",
         "32GB",
         "40GB",
@@ -157,6 +162,7 @@ USUAL = frozenset(
 )
 """Words of a name that leave the rates as they are; others may not: `D`, `Ti`, `Laptop`, `MIG`, `24Q`."""
 
+H100_RATES = {"bf16": 989.4, "fp16": 989.4, "tf32": 494.7, "fp32": 66.9, "fp64": 66.9}
 A100_RATES = {"bf16": 312.0, "fp16": 312.0, "tf32": 156.0, "fp32": 19.5, "fp64": 19.5}
 
 NVIDIA_PEAKS = (
@@ -177,12 +183,7 @@ NVIDIA_PEAKS = (
         (80,),
     ),
     # Source: the same, H100 SXM5.
-    Peak(
-        ("H100", "HBM3"),
-        {"bf16": 989.4, "fp16": 989.4, "tf32": 494.7, "fp32": 66.9, "fp64": 66.9},
-        3350.0,
-        (80,),
-    ),
+    Peak(("H100", "HBM3"), H100_RATES, 3350.0, (80,)),
     # Source: NVIDIA H200 product page, H200 NVL, half of the figures "with sparsity".
     # https://www.nvidia.com/en-us/data-center/h200/
     Peak(
@@ -192,8 +193,31 @@ NVIDIA_PEAKS = (
         (141,),
     ),
     # Source: the same, H200 SXM: 1979, 989 and 67 are the H100 SXM5's, here as its white paper has them.
+    Peak(("H200",), H100_RATES, 4800.0, (141,)),
+    # Source: NVIDIA GH200 Grace Hopper Superchip datasheet: the GPU computes as the H100 SXM5 does.
+    # https://resources.nvidia.com/en-us-grace-cpu/grace-hopper-superchip
+    Peak(("GH200", "480GB"), H100_RATES, 4000.0, (96,)),
+    Peak(("GH200", "120GB"), H100_RATES, 4000.0, (96,)),
+    Peak(("GH200", "144G", "HBM3e"), H100_RATES, 4900.0, (144,)),
+    # Source: NVIDIA H800 Tensor Core GPU datasheet, H800 SXM: an H100 with less of NVLink and float64.
+    Peak(("H800",), {**H100_RATES, "fp64": 1.0}, 3350.0, (80,)),
+    # Source: NVIDIA H20 GPU datasheet.
+    Peak(("H20",), {"bf16": 148.0, "fp16": 148.0, "tf32": 74.0, "fp32": 44.0, "fp64": 1.0}, 4000.0, (96,)),
+    # Source: NVIDIA GB200 NVL72 product page, a 72nd, half of the figures "with sparsity".
+    # https://www.nvidia.com/en-us/data-center/gb200-nvl72/
     Peak(
-        ("H200",), {"bf16": 989.4, "fp16": 989.4, "tf32": 494.7, "fp32": 66.9, "fp64": 66.9}, 4800.0, (141,)
+        ("GB200",),
+        {"bf16": 2500.0, "fp16": 2500.0, "tf32": 1250.0, "fp32": 80.0, "fp64": 40.0},
+        8000.0,
+        (186,),
+    ),
+    # Source: NVIDIA HGX product page, an eighth of the HGX B300, half of the figures "with sparsity".
+    # https://www.nvidia.com/en-us/data-center/hgx/
+    Peak(
+        ("B300",),
+        {"bf16": 2250.0, "fp16": 2250.0, "tf32": 1125.0, "fp32": 75.0, "fp64": 1.25},
+        8000.0,
+        (288,),
     ),
     # Source: NVIDIA Blackwell datasheet, a GPU of the HGX B200, half of the figures "with sparsity".
     # https://nvdam.widen.net/s/wwnsxrhm2w/blackwell-datasheet-3384703
@@ -226,22 +250,59 @@ NVIDIA_PEAKS = (
     # Source: NVIDIA A10 Tensor Core GPU datasheet.
     # https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a10/pdf/a10-datasheet.pdf
     Peak(("A10",), {"bf16": 125.0, "fp16": 125.0, "tf32": 62.5, "fp32": 31.2}, 600.0, (24,)),
+    # Source: NVIDIA A10G datasheet, of AWS.
+    # https://d1.awsstatic.com/product-marketing/ec2/NVIDIA_AWS_A10G_DataSheet_FINAL_02_17_2022.pdf
+    Peak(("A10G",), {"bf16": 70.0, "fp16": 70.0, "tf32": 35.0, "fp32": 35.0}, 600.0, (24,)),
+    # Source: NVIDIA A30 Tensor Core GPU datasheet.
+    # https://www.nvidia.com/content/dam/en-zz/Solutions/data-center/products/a30-gpu/pdf/a30-datasheet.pdf
+    Peak(("A30",), {"bf16": 165.0, "fp16": 165.0, "tf32": 82.0, "fp32": 10.3, "fp64": 10.3}, 933.0, (24,)),
+    # Source: NVIDIA A40 datasheet. https://images.nvidia.com/content/Solutions/data-center/a40/nvidia-a40-datasheet.pdf
+    Peak(("A40",), {"bf16": 149.7, "fp16": 149.7, "tf32": 74.8, "fp32": 37.4}, 696.0, (48,)),
+    # Source: NVIDIA L40 datasheet.
+    # https://images.nvidia.com/content/Solutions/data-center/vgpu-L40-datasheet.pdf
+    Peak(("L40",), {"bf16": 181.05, "fp16": 181.05, "tf32": 90.5, "fp32": 90.5}, 864.0, (48,)),
+    # Source: NVIDIA RTX Blackwell GPU Architecture white paper, V1.1, appendix: float32 accumulation.
+    # https://images.nvidia.com/aem-dam/Solutions/geforce/blackwell/nvidia-rtx-blackwell-gpu-architecture.pdf
+    Peak(("RTX", "5090"), {"bf16": 209.5, "fp16": 209.5, "tf32": 104.8, "fp32": 104.8}, 1792.0, (32,)),
+    # Source: NVIDIA RTX Blackwell PRO GPU Architecture white paper, V1.0, appendix: float32 accumulation.
+    Peak(
+        ("RTX", "PRO", "6000", "Blackwell", "Workstation", "Edition"),
+        {"bf16": 503.8, "fp16": 503.8, "tf32": 251.9, "fp32": 126.0},
+        1792.0,
+        (96,),
+    ),
     # Source: NVIDIA Ada GPU Architecture white paper, V2.02, appendix A, table 2: float32 accumulation.
     # https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf
     Peak(("RTX", "4090"), {"bf16": 165.2, "fp16": 165.2, "tf32": 82.6, "fp32": 82.6}, 1008.0, (24,)),
+    # Source: the same, table 2 for GeForce RTX 4080, table 3 for RTX 6000 Ada.
+    Peak(("RTX", "4080"), {"bf16": 97.5, "fp16": 97.5, "tf32": 48.7, "fp32": 48.7}, 716.8, (16,)),
+    Peak(
+        ("RTX", "6000", "Ada", "Generation"),
+        {"bf16": 364.2, "fp16": 364.2, "tf32": 182.1, "fp32": 91.1},
+        960.0,
+        (48,),
+    ),
     # Source: NVIDIA Ampere GA102 GPU Architecture white paper, V2, appendix A: float32 accumulation.
     # https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf
     Peak(("RTX", "3090"), {"bf16": 71.0, "fp16": 71.0, "tf32": 35.6, "fp32": 35.6}, 936.0, (24,)),
+    # Source: the same, RTX A6000.
+    Peak(("RTX", "A6000"), {"bf16": 154.8, "fp16": 154.8, "tf32": 77.4, "fp32": 38.7}, 768.0, (48,)),
 )
 
+MI250X_RATES = {"bf16": 191.5, "fp16": 191.5, "fp32": 47.85, "fp64": 47.85}
+
 AMD_PEAKS = (
+    # Source: AMD Instinct MI355X GPU data sheet.
+    # https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/product-briefs/amd-instinct-mi355x-gpu-brochure.pdf
+    Peak(("MI355X",), {"bf16": 2516.6, "fp16": 2516.6, "fp32": 157.3, "fp64": 78.6}, 8000.0, (288,)),
     # Source: AMD Instinct MI325X and MI300X data sheets: they differ in memory alone.
     # https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/data-sheets/amd-instinct-mi300x-data-sheet.pdf
     Peak(("MI325X",), {"bf16": 1307.4, "fp16": 1307.4, "fp32": 163.4, "fp64": 163.4}, 6000.0, (256,)),
     Peak(("MI300X",), {"bf16": 1307.4, "fp16": 1307.4, "fp32": 163.4, "fp64": 163.4}, 5300.0, (192,)),
     # Source: AMD Instinct MI200 series data sheet; of MI250X and MI250 half of all: torch sees two GPUs.
     # https://www.amd.com/system/files/documents/amd-instinct-mi200-datasheet.pdf
-    Peak(("MI250X",), {"bf16": 191.5, "fp16": 191.5, "fp32": 47.85, "fp64": 47.85}, 1638.4, (64,)),
+    Peak(("MI250X",), MI250X_RATES, 1638.4, (64,)),
+    Peak(("MI250X", "/", "MI250"), MI250X_RATES, 1638.4, (64,)),  # the driver names both: the faster one
     Peak(("MI250",), {"bf16": 181.05, "fp16": 181.05, "fp32": 45.25, "fp64": 45.25}, 1638.4, (64,)),
     Peak(("MI210",), {"bf16": 181.0, "fp16": 181.0, "fp32": 45.3, "fp64": 45.3}, 1638.4, (64,)),
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.launcher.compare.build import _without_peak
 from gpurun.launcher.compare.figures.ranks import (
     RankBreakdown,
     RankFigures,
@@ -23,7 +24,7 @@ from gpurun.launcher.trace.model import Bubble
 from tests.known import known
 from tests.unit.compare.test_compare_explain import rank as rank_figures
 from tests.unit.compare.test_compare_explain import variant
-from tests.unit.compare.test_compare_summary import sentence
+from tests.unit.compare.test_compare_summary import result, sentence
 from tests.unit.trace.several_ranks.generated_job import Job
 from tests.unit.trace.trace_files import kernel, launch, rank_info, span, step, write
 from tests.wording import Wording
@@ -293,3 +294,13 @@ def test_of_ranks_that_are_alike_without_communication_the_awaited_one_is_the_sl
     ]
     found = known(slowest_rank(ranks))
     assert found.rank == slowest
+
+
+def test_a_gpu_without_a_known_peak_is_named(wording: Wording) -> None:
+    host = {"gpus": [{"index": i, "name": name} for i, name in enumerate(("NVIDIA H200", "NVIDIA X9"))]}
+    trained = replace(result("a", (8, 8), 10.0), devices=("cuda:0", "cuda:1"), precision="bf16", mfu=None)
+    (note,) = _without_peak(replace(trained, flop_per_s=1e15), host)
+    wording(note.text)
+    assert not _without_peak(replace(trained, flop_per_s=1e15, mfu=0.4), host)
+    assert not _without_peak(replace(trained, flop_per_s=None), host)
+    assert not _without_peak(replace(trained, flop_per_s=1e15, devices=("cpu:0", "cpu:1")), host)

@@ -64,6 +64,26 @@ def test_an_operator_without_a_formula_makes_the_count_unknown() -> None:
         ("NVIDIA GeForce RTX 4090", "bf16", 165.2),
         ("NVIDIA GeForce RTX 4090 D", "bf16", None),
         ("NVIDIA GeForce RTX 3090 Ti", "bf16", None),
+        ("NVIDIA GH200 480GB", "bf16", 989.4),
+        ("NVIDIA GH200 144G HBM3e", "tf32", 494.7),
+        ("NVIDIA H800", "fp64", 1.0),
+        ("NVIDIA H20", "bf16", 148.0),
+        ("NVIDIA GB200", "bf16", 2500.0),
+        ("NVIDIA B300 SXM6 AC", "bf16", 2250.0),
+        ("NVIDIA A10G", "bf16", 70.0),
+        ("NVIDIA A30", "tf32", 82.0),
+        ("NVIDIA A40", "fp32", 37.4),
+        ("NVIDIA L40", "bf16", 181.05),
+        ("NVIDIA GeForce RTX 5090", "bf16", 209.5),
+        ("NVIDIA GeForce RTX 4080", "fp32", 48.7),
+        ("NVIDIA GeForce RTX 4080 SUPER", "fp32", None),
+        ("NVIDIA RTX A6000", "bf16", 154.8),
+        ("NVIDIA RTX 6000 Ada Generation", "tf32", 182.1),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "bf16", 503.8),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "bf16", None),
+        ("AMD Instinct MI355X", "bf16", 2516.6),
+        ("AMD Instinct MI250X / MI250", "fp32", 47.85),
+        ("AMD INSTINCT MI250 (MCM) OAM AC MBA", "fp32", 45.25),
         ("NVIDIA Unheard-of 9000", "bf16", None),
     ],
 )
@@ -117,6 +137,14 @@ def test_a_gpu_that_two_ranks_share_takes_its_energy_once() -> None:
     found = throughput(measured(("cuda:0", "cuda:0"), 800.0, 1e12), 10.0, HOST)
     assert found.joules_per_sample == pytest.approx(0.8 / 16)
     assert found.mfu == pytest.approx(1.6e15 / 989.4e12)
+
+
+def test_the_job_may_state_the_peak() -> None:
+    for devices, host in ((("cuda:0", "cuda:1"), HOST), (("cpu:0", "cpu:1"), {})):
+        found = throughput(measured(devices, 800.0, 1e12), 10.0, host, {"bf16": 1000.0})
+        assert found.mfu == pytest.approx(1.6e15 / (2 * 1000e12))
+        other = throughput(measured(devices, 800.0, 1e12), 10.0, host, {"fp32": 1000.0})
+        assert (other.mfu is None) == (not host)
 
 
 def test_what_is_not_known_is_left_out() -> None:
