@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from typing import Literal
 
 import torch
@@ -157,6 +158,9 @@ MEMORY_ONLY = "skipped: copies from and to a GPU need CUDA; here only those with
 def h2d(max_mib: int = 64) -> Probe:
     """Copies of 4 KiB to `max_mib` MiB, from and to pinned and pageable memory, and between devices.
 
+    A copy within a device reads and writes its memory: it counts twice. Each copies other bytes than those
+    before, so that none come from the device's cache.
+
     Args:
         max_mib: the largest copy.
 
@@ -188,7 +192,7 @@ def device_copies(
         for kind, host in (("pinned", pinned), ("pageable", pageable)):
             yield from copies(f"{kind} to {name}", host, buffer, sizes)
             yield from copies(f"{name} to {kind}", buffer, host, sizes)
-        yield from copies(f"within {name}", buffer, torch.zeros_like(buffer), sizes)
+        yield from copies_within(f"within {name}", buffer, sizes)
         for other, target in buffers.items():
             if other != name:
                 yield from copies(f"{name} to {other}", buffer, target, sizes)
@@ -201,6 +205,27 @@ def copies(
     for size in sizes:
         copy = partial(target[:size].copy_, source[:size], non_blocking=True)
         yield BenchmarkCase(series, size, copy, nbytes=size)
+
+
+UNCACHED_BYTES = 512 * MIB
+"""More than any cache of a GPU holds: 256 MB of an MI300X, 126 MB of a B200."""
+MOST_PLACES = 1024
+
+
+def copies_within(series: str, buffer: torch.Tensor, sizes: tuple[int, ...]) -> Iterator[BenchmarkCase]:
+    """Copies within a device, one place after the other."""
+    source, target = buffer.new_zeros((2, max(UNCACHED_BYTES, len(buffer))))
+    for size in sizes:
+        num_places = min(len(source) // size, MOST_PLACES)
+        places = [slice(i * len(source) // num_places, None) for i in range(num_places)]
+        pairs = cycle([(target[place][:size], source[place][:size]) for place in places])
+        yield BenchmarkCase(series, size, partial(copy_next, pairs), nbytes=2 * size)
+
+
+def copy_next(pairs: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copies the source of the next pair into its target."""
+    target, source = next(pairs)
+    target.copy_(source, non_blocking=True)
 
 
 def allreduce(max_mib: int = 64) -> Probe:

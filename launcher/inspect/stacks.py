@@ -10,7 +10,9 @@ import site
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise, takewhile
 from pathlib import Path, PurePath
 
@@ -283,7 +285,27 @@ _OF_PACKAGES = re.compile("/(site|dist)-packages/")
 def is_users(file: str) -> bool:
     """Whether a file is neither part of gpurun nor of an installed library."""
     is_library = file.startswith((OURS, *LIBRARY_DIRECTORIES, "<"))
-    return not (is_library or _OF_PACKAGES.search(file))
+    return not (is_library or _OF_PACKAGES.search(file) or _is_installed(file))
+
+
+def _is_installed(file: str) -> bool:
+    """Whether it belongs to a package whose record lies next to it, as `pip install --target` puts it."""
+    parts = PurePath(file).parts
+    return any(parts[i] in _installed_in(str(PurePath(*parts[:i]))) for i in range(1, len(parts)))
+
+
+@lru_cache(maxsize=4096)
+def _installed_in(directory: str) -> frozenset[str]:
+    """What packages have installed right there, by their records; none where it can't be read.
+
+    Source: https://packaging.python.org/en/latest/specifications/recording-installed-packages/
+    """
+    names: set[str] = set()
+    with suppress(OSError, UnicodeDecodeError):
+        for record in Path(directory).glob("*.dist-info/RECORD"):
+            lines = record.read_text("utf-8").splitlines()
+            names.update(line.partition(",")[0].partition("/")[0] for line in lines)
+    return frozenset(names)
 
 
 def is_workload(file: str) -> bool:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
+from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.strategies import strategy_named
 from gpurun.launcher.worker.base.nested import Tree
@@ -84,8 +85,8 @@ class WorkerStrategy(ABC):
         """The loss of a rank without samples: zero."""
         raise AssertionError("every rank has samples")
 
-    def total(self, count: int) -> int:
-        """`count` added up over all ranks."""
+    def total(self, count: int) -> int | torch.Tensor:
+        """`count` added up over all ranks; on a GPU a tensor, for which the host need not wait."""
         return count
 
     def share(self, values: Sequence[float]) -> list[float]:
@@ -99,10 +100,10 @@ class ProcessPerDevice(WorkerStrategy):
     def __init__(self, device: torch.device, rank: int) -> None:
         self.device, self.rank, self.world_size = device, rank, dist.get_world_size()
 
-    def total(self, count: int) -> int:
-        tensor = torch.tensor(count, device=self.device)
+    def total(self, count: int) -> int | torch.Tensor:
+        tensor = torch.full((), count, dtype=torch.float64, device=self.device)  # a copy would be waited for
         dist.all_reduce(tensor)
-        return int(tensor)
+        return int(tensor) if accelerator_of(self.device.type).is_host else tensor
 
     def share(self, values: Sequence[float]) -> list[float]:
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)

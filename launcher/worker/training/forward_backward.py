@@ -33,25 +33,27 @@ class NoClock:
         return
 
 
-def loss_weight(reduction: str, count: int, total: int, world_size: int) -> float:
+def loss_weight(reduction: str, count: int, total: int | Tensor, world_size: int) -> float | Tensor:
     """The factor on the loss of a micro-batch with `count` of all `total` samples (or valid targets)."""
     if reduction == "sum":
         return float(world_size)
-    return world_size * count / total if total else 0.0
+    return 0.0 if count == 0 or (isinstance(total, int) and total == 0) else world_size * count / total
 
 
 def weighted_loss(
-    workload: Workload, outputs: Tree, targets: Tree, counts: Sequence[int], weight: float
+    workload: Workload, outputs: Tree, targets: Tree, counts: Sequence[int], weight: float | Tensor
 ) -> Tensor:
     """The micro-batch's share of the step's loss; `counts` are those of its chunks.
 
     With weight 0 (no valid target) a mean is 0/0: then it is a zero that still reaches every parameter, since
-    DDP waits for a gradient of each.
+    DDP waits for a gradient of each. A weight on a GPU is not looked at: the host would wait for it.
     """
-    if weight == 0:
+    if not isinstance(weight, Tensor) and weight == 0:
         zeros = [(tensor * 0).sum() for tensor in tensors_of(outputs) if tensor.requires_grad]
         return sum(zeros[1:], start=zeros[0])
     loss: Tensor = loss_of(workload, outputs, targets, counts)
+    if isinstance(weight, Tensor):
+        return loss * weight.to(loss.dtype)
     return loss if weight == 1 else loss * weight
 
 
@@ -118,7 +120,7 @@ def is_averaged_after(step: LoadedStep, number: int) -> bool:
     return is_last or (step.sync_every is not None and number % step.sync_every == 0)
 
 
-def total_count(strategy: WorkerStrategy, step: LoadedStep, sync: bool) -> int:
+def total_count(strategy: WorkerStrategy, step: LoadedStep, sync: bool) -> int | Tensor:
     """Over how many the step's loss averages; without `sync`, as if all ranks had as many as this one."""
     if step.total is not None:
         return step.total

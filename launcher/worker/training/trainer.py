@@ -3,6 +3,7 @@
 import copy
 import importlib
 import inspect
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -90,7 +91,7 @@ class Trainer:
         self.trial = try_out(workload, self.source, self.precision, device, rank, global_batch)
         self.batch_warning = batch_warning(workload, self.source, global_batch)
         if config.compile:
-            compile_in_place(self.model, len(config.variants))
+            compile_in_place(self.model, len(config.variants), compile_threads(device))
         blocks = tuple(blocks_of(self.model, workload.blocks))
         self.lacks_blocks = config.checkpointing != "none" and not blocks
         checkpoint_blocks(blocks, config.checkpointing)
@@ -368,16 +369,30 @@ def can_bind(signature: inspect.Signature, num_args: int) -> bool:
     return True
 
 
-def compile_in_place(model: nn.Module, num_variants: int) -> None:
+MAX_COMPILE_THREADS = 32
+"""As many as torch takes by itself. Source: torch/_inductor/config.py, `decide_compile_threads`."""
+
+
+def compile_threads(device: torch.device) -> int:
+    """How many processes compile kernels: this rank's share of the cores; one where the CPU is the device.
+
+    There, the compiler's processes would take cores from the ranks.
+    """
+    if accelerator_of(device.type).is_host:
+        return 1
+    share = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, min(share, MAX_COMPILE_THREADS))
+
+
+def compile_in_place(model: nn.Module, num_variants: int, num_threads: int = 1) -> None:
     """Has `model` compiled when it is first called with inputs of some shape.
 
     Every shape gets a graph of its own: one for all shapes would be worse for some splits than for others.
-    Compilation stays in this process: the compiler's worker processes would take cores from the ranks.
     """
     import torch._dynamo.config as dynamo
     import torch._inductor.config as inductor
 
     limit = "recompile_limit" if hasattr(dynamo, "recompile_limit") else "cache_size_limit"  # before 2.7
     setattr(dynamo, limit, max(getattr(dynamo, limit), SHAPES_PER_VARIANT * num_variants))
-    inductor.compile_threads = 1
+    inductor.compile_threads = num_threads
     model.compile(dynamic=False)

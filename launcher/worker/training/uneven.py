@@ -24,7 +24,7 @@ def loss_weight(count: int, total: int, world_size: int, reduction: Reduction = 
 
     With masked targets, `count` and `total` are valid targets: of this rank, and of all ranks.
     """
-    return forward_backward.loss_weight(reduction, count, total, world_size)
+    return float(forward_backward.loss_weight(reduction, count, total, world_size))
 
 
 @dataclass(frozen=True)

@@ -77,13 +77,13 @@ from gpurun.launcher.worker.meters import cpu_time
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.meters.gpu_load import GpuMeter, LoadMeter
 from gpurun.launcher.worker.micro_benchmark import ProbeRounds, site_of
-from gpurun.launcher.worker.strategies import ddp, dp
+from gpurun.launcher.worker.strategies import base, ddp, dp
 from gpurun.launcher.worker.strategies.ddp import Ddp
 from gpurun.launcher.worker.strategies.dp import Single
 from gpurun.launcher.worker.training import max_batch_attempts
 from gpurun.launcher.worker.training.balanced_split import TimedRanks
 from gpurun.launcher.worker.training.batches import BatchSource, DatasetSource, Layout, LoadedStep, MicroBatch
-from gpurun.launcher.worker.training.forward_backward import NoClock, forward_backward
+from gpurun.launcher.worker.training.forward_backward import NoClock, forward_backward, loss_weight
 from gpurun.launcher.worker.training.timed_rounds import TimedRounds, TraceRequests, load_of
 from gpurun.launcher.worker.training.trainer import Trainer, new_scaler
 from gpurun.workloads.base import Workload
@@ -761,6 +761,30 @@ def test_a_step_without_synchronization_issues_no_collective(monkeypatch: pytest
     torch.testing.assert_close(layer.weight.grad, torch.ones(1, 2))  # W·n/N is 1 where N = W·n
     forward_backward(strategy, counted, PRECISIONS["fp32"], step, scaler, NoClock(), sync=True)
     assert len(asked) == 2  # the total, and the buffers
+
+
+def test_the_host_does_not_wait_for_the_number_of_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The counts of all ranks are added up on the GPU; a value on `meta` can't be looked at."""
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor: tensor.mul_(2))
+    strategy = Ddp.__new__(Ddp)
+    strategy.device, strategy.rank, strategy.world_size = torch.device("cpu"), 0, 2
+    assert strategy.total(3) == 6
+    monkeypatch.setattr(base, "accelerator_of", lambda kind: SimpleNamespace(is_host=False))
+    total = strategy.total(3)
+    assert isinstance(total, Tensor)
+    assert loss_weight("mean", 2, total, 2) == pytest.approx(4 / 6)
+
+    layer = nn.Linear(2, 1, device="meta")
+    strategy.model = cast(Any, Unsynchronized(layer))
+    monkeypatch.setattr(strategy, "total", lambda count: total.to("meta"))
+    monkeypatch.setattr(dist, "broadcast", lambda *_, **__: None)
+    counted = Workload(
+        model=layer, batch=None, loss=lambda outputs, targets: outputs.mean(), dataset=[1], count=lambda _: 3
+    )
+    micro = MicroBatch(torch.ones(4, 2, device="meta"), torch.ones(4), (4,), (3,))
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    forward_backward(strategy, counted, PRECISIONS["fp32"], LoadedStep((micro,), None), scaler, NoClock())
+    assert layer.weight.grad is not None
 
 
 class Unsynchronized(nn.Module):

@@ -7,6 +7,7 @@ import sys
 import sysconfig
 import threading
 from dataclasses import replace
+from pathlib import Path
 from tempfile import TemporaryFile
 from textwrap import dedent
 from typing import Any, cast
@@ -203,6 +204,17 @@ def test_whose_a_file_is() -> None:
     assert is_workload(f"{WORKLOADS}gpt.py")
     assert not is_users("/home/me/.local/lib/python3.11/site-packages/torch/x.py")
     assert not is_users(f"{WORKLOADS}gpt.py")
+
+
+def test_packages_installed_next_to_the_users_code_are_not_theirs(tmp_path: Path) -> None:
+    """As `pip install --target DIRECTORY` does."""
+    record = tmp_path / "timm-1.0.dist-info" / "RECORD"
+    record.parent.mkdir()
+    record.write_text("timm/__init__.py,sha256=x,1\nsix.py,sha256=x,1\ntimm-1.0.dist-info/RECORD,,\n")
+    assert not is_users(str(tmp_path / "timm" / "layers" / "norm.py"))
+    assert not is_users(str(tmp_path / "six.py"))
+    assert is_users(str(tmp_path / "train.py"))
+    assert is_users(str(tmp_path / "models" / "timm" / "net.py"))
 
 
 def test_a_function_is_never_shown_with_the_place_of_another() -> None:

@@ -1,6 +1,7 @@
 """`compile`, `channels_last`, `threads` and several workloads: from the job to the model."""
 
 import math
+import os
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -30,7 +31,7 @@ from gpurun.launcher.worker.training import gradient_check
 from gpurun.launcher.worker.training.batches import IndexFeed, check_samples
 from gpurun.launcher.worker.training.gradient_check import check_gradients, model_warnings, unused_notes
 from gpurun.launcher.worker.training.load_workload import shown
-from gpurun.launcher.worker.training.trainer import Trainer, compile_in_place
+from gpurun.launcher.worker.training.trainer import Trainer, compile_in_place, compile_threads
 from gpurun.launcher.worker.training.try_out import has_batch_norm, statistics_apart
 from tests.launches import launch_config
 from tests.said import notes_of
@@ -200,6 +201,18 @@ def test_every_shape_is_compiled_for_itself(monkeypatch: pytest.MonkeyPatch) -> 
     compile_in_place(nn.Linear(1, 1), 5)
     assert said == {"dynamic": False}
     assert getattr(torch._dynamo.config, limit) == 20
+
+
+@pytest.mark.parametrize(
+    ("device", "cores", "ranks", "num"),
+    [("cpu", 64, 2, 1), ("cuda", 64, 8, 8), ("cuda", 2, 8, 1), ("cuda", 512, 1, 32)],
+)
+def test_gpus_leave_the_cores_to_the_compiler(
+    monkeypatch: pytest.MonkeyPatch, device: str, cores: int, ranks: int, num: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    assert compile_threads(torch.device(device)) == num
 
 
 class Torch26Dynamo:

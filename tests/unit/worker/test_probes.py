@@ -1,6 +1,7 @@
 """Micro-benchmarks: how they are planned, measured, analysed and shown, and what they refuse."""
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,12 +32,14 @@ from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.process_group import Peers
 from gpurun.launcher.worker.meters.cpu_time import BlockNoise, NoiseMeter
 from gpurun.launcher.worker.micro_benchmark import ProbeRounds
+from gpurun.workloads import micro_benchmarks
 from gpurun.workloads.micro_benchmarks import (
     BenchmarkCase,
     Cases,
     Probe,
     Site,
     allreduce,
+    copies_within,
     device_copies,
     h2d,
     matmul,
@@ -249,6 +252,21 @@ def test_on_gpus_every_direction_is_copied() -> None:
     back = {f"{name} to {kind}" for kind in ("pinned", "pageable") for name in devices}
     own = {f"within {name}" for name in devices}
     assert found == ways | back | own | {"cuda:3 to cuda:1", "cuda:1 to cuda:3"}
+
+
+def test_copies_within_a_gpu_count_twice_and_miss_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(micro_benchmarks, "UNCACHED_BYTES", 64 << 10)
+    copied: list[int] = []
+
+    def copy_next(pairs: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        copied.append(int(next(pairs)[1].storage_offset()))
+
+    monkeypatch.setattr(micro_benchmarks, "copy_next", copy_next)
+    (case,) = copies_within("within cuda:0", torch.zeros(4 << 10, dtype=torch.uint8), (4 << 10,))
+    assert (case.size, case.nbytes) == (4096, 8192)
+    for _ in range(17):
+        case.run()
+    assert copied == [*range(0, 64 << 10, 4 << 10), 0]
 
 
 def test_sizes_must_be_positive(wording: Wording) -> None:
