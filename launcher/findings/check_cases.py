@@ -114,6 +114,9 @@ OK: Mapping[str, str] = {
     "all-reduce": "bus bandwidth {rates}, over {ways}",
     "pairs": _PAIRS,
     "one-pair": f"{_PAIRS}; what this link should carry is unknown",
+    "persistent": "on",
+    "not-persistent": "off on {devices}: each launch waits until the driver has initialised it; "
+    "nvidia-smi -pm 1 turns it on",
     "pcie": "{links}",
     "slow-pcie": _SLOW_PCIE,
     "strategies": "{labels}",

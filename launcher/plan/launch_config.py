@@ -64,7 +64,7 @@ def fit_at_once(
     Args:
         turns: the launch as each of them has it.
         peaks: by variant and rank; without them nothing is known, and no more than one is held at a time.
-        host: `host.json`, which has the memory that was free before the run, and that of each GPU.
+        host: `host.json`, which has the memory that was free before the run, of each GPU as well.
     """
     if any(not peaks.get(variant) for turn in turns for variant in turn.variants):
         return False
@@ -74,7 +74,7 @@ def fit_at_once(
         max(of_ranks(peak.reserved or peak.total for peak in peaks[v].values()) for v in turn.variants)
         for turn in turns
     )
-    of_gpus = (gpu["memory_gib"] or 0.0 for gpu in host["gpus"])
+    of_gpus = ((gpu["memory_gib"] or 0.0) - (gpu.get("used_gib") or 0.0) for gpu in host["gpus"])
     available_gib: float = host["memory_available_gib"] if is_host else min(of_gpus)
     return needed <= SHARE_OF_MEMORY * available_gib * GIB
 

@@ -73,6 +73,7 @@ CHECKS = (
         tools={_OF_NVIDIA: "nvidia-smi -mig 0", _OF_AMD: "amd-smi set -C SPX"},
         only_gpus=True,
     ),
+    Check("persistence mode", MACHINE, machine_checks.persistence, "", only_gpus=True),
     Check("free GPUs", MACHINE, machine_checks.free_gpus, REMEDIES["free-gpus"], only_gpus=True),
     Check("run directory", MACHINE, machine_checks.disk, REMEDIES["free-disk"]),
     Check(

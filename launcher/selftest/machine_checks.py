@@ -415,6 +415,15 @@ def _can_judge(pairs: list[PairRate], seen: Evidence) -> bool:
     return len(pairs) > 1 or seen.kind.is_host or link_gb_per_s(seen, pairs[0].low, pairs[0].high) is not None
 
 
+def persistence(seen: Evidence) -> CheckResult:
+    """Whether each start of ranks has to wait until the driver has initialised the GPUs."""
+    modes = {device: gpu.persistence for device, gpu in zip(seen.devices, seen.gpus, strict=False)}
+    if None in modes.values() or not modes:
+        return skipped("not-reported")
+    off = [device for device, is_on in modes.items() if not is_on]
+    return ok("not-persistent", devices=", ".join(off)) if off else ok("persistent")
+
+
 LEAST_COPIED = 0.25
 """Share of what card and slot could carry that copies have to reach. With half of the lanes, as two cards in
 a desktop often have, they reach 0.4; in a virtual machine the driver may not know its real link."""

@@ -128,7 +128,15 @@ def faults_job(devices: Sequence[str]) -> str:
 
 def hang_timeout_s(devices: Sequence[str], slack_s: float = 8.0) -> float:
     """Longer than a step or the start of a rank takes, also on a busy machine."""
-    return slack_s + 1.5 * accelerator_of(devices[0]).start_s
+    kind = accelerator_of(devices[0])
+    return slack_s + 1.5 * kind.start_s + (0.0 if kind.is_host else INITIALISATION_S * len(devices))
+
+
+INITIALISATION_S = 2.0
+"""Of a GPU without persistence mode, by the driver, one after the other; NVIDIA names 1 to 3 s.
+
+Source: https://docs.nvidia.com/deploy/driver-persistence/persistence-mode.html
+"""
 
 
 def programs_job(devices: Sequence[str]) -> str:

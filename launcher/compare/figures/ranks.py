@@ -399,7 +399,8 @@ class RankFigures:
     """What a traced step would be shorter by without a part of it on all ranks, and without what this `rank`
     does beyond the others; by a replay, empty where there is none."""
     queue_percent: float | None = None
-    """The share of its step that it waited for a core that processes of others had."""
+    """The share of its step that it waited for a core that processes of others had; of a traced GPU, at most
+    the share in which that GPU had nothing to do."""
     other_cores: float | None = None
     """How many of its cores processes of others kept busy, on average."""
     cpu_ms: float | None = None
@@ -493,8 +494,12 @@ def with_breakdown(figures: RankFigures, traced: Traced | None, alone: bool = Fa
         return figures
     operators_ns = traced.operators_ns.get(figures.rank, {})
     exposed_ms = None if alone else breakdown.exposed_comm_ns / 1e6
+    queued = figures.queue_percent
+    if queued is not None and not figures.device.startswith(CPU.name) and breakdown.span_ns:
+        queued = min(queued, 100 * breakdown.idle_ns / breakdown.span_ns)
     return replace(
         figures,
+        queue_percent=queued,
         span_ms=breakdown.span_ns / 1e6,
         compute_ms=breakdown.compute_ns / 1e6,
         exposed_transfer_ms=breakdown.exposed_transfer_ns / 1e6,

@@ -56,6 +56,8 @@ class Gpu:
     """Name of its row in `accelerators.ACCELERATORS`."""
     capability: tuple[int, int] | None = None
     """CUDA's compute capability, `(9, 0)`."""
+    persistence: bool | None = None
+    """Whether NVIDIA's driver keeps it initialised while no process uses it."""
     unusable: str | None = None
     """Why the installed torch can't use it, and what to do about it."""
 

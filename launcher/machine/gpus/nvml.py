@@ -208,7 +208,12 @@ def _gpu(nvml: Any, index: int, handles: Sequence[Any]) -> Gpu:
         temperature_c=ask(nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
         bus=_address(nvml, handle),
         capability=_pair(ask(nvml, "nvmlDeviceGetCudaComputeCapability", handle)),
+        persistence=_is_on(ask(nvml, "nvmlDeviceGetPersistenceMode", handle)),
     )
+
+
+def _is_on(mode: int | None) -> bool | None:
+    return None if mode is None else bool(mode)
 
 
 def _processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...] | None:

@@ -296,6 +296,16 @@ def test_of_ranks_that_are_alike_without_communication_the_awaited_one_is_the_sl
     assert found.rank == slowest
 
 
+@pytest.mark.parametrize(("device", "percent"), [("cuda:0", 10.0), ("cpu:0", 40.0)])
+def test_a_gpu_that_has_work_is_not_slowed_by_a_rank_that_waits_for_a_core(
+    device: str, percent: float
+) -> None:
+    breakdown = RankBreakdown(100, 90, 0, 0, 0, 0, 10, 0, 10, 0, 0, None, None)
+    traced = Traced(1, {}, (1,), 1, {0: breakdown}, ())
+    waiting = RankFigures(0, device, 8, None, {}, None, None, queue_percent=40.0)
+    assert with_breakdown(waiting, traced).queue_percent == percent
+
+
 def test_a_gpu_without_a_known_peak_is_named(wording: Wording) -> None:
     host = {"gpus": [{"index": i, "name": name} for i, name in enumerate(("NVIDIA H200", "NVIDIA X9"))]}
     trained = replace(result("a", (8, 8), 10.0), devices=("cuda:0", "cuda:1"), precision="bf16", mfu=None)

@@ -78,6 +78,7 @@ def well(**changes: Any) -> Any:
         "nvmlDeviceGetTotalEccErrors": lambda *_: 0,
         "nvmlDeviceGetRemappedRows": lambda _: (0, 0, 0, 0),
         "nvmlDeviceGetNvLinkVersion": lambda *_: 6,
+        "nvmlDeviceGetPersistenceMode": lambda _: 1,
         "nvmlDeviceGetCurrPcieLinkWidth": lambda _: 16,
         "nvmlDeviceGetMaxPcieLinkGeneration": lambda _: 5,
         "nvmlDeviceGetMaxPcieLinkWidth": lambda _: 16,

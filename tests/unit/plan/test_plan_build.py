@@ -373,6 +373,11 @@ def test_on_gpus_what_their_allocators_held_decides() -> None:
     turns = turns_of(plan, plan.launches[-1], plan.launches[-1].variants)
     of_gpu = MemoryPeak(parameters=1 << 30, reserved=30 << 30)
     peaks = {"ddp-2-even": {0: of_gpu, 1: of_gpu}, "dp-2-even": {0: of_gpu}}
-    for gib, fits in ((80.0, True), (70.0, False), (None, False)):
-        host = {"memory_available_gib": 1.0, "gpus": [{"memory_gib": 80.0}, {"memory_gib": gib}]}
-        assert fit_at_once(turns, peaks, host) == fits
+    for gib, used_gib, fits in (
+        (80.0, None, True),
+        (80.0, 10.0, False),
+        (70.0, 0.0, False),
+        (None, 0.0, False),
+    ):
+        gpus = [{"memory_gib": 80.0}, {"memory_gib": gib, "used_gib": used_gib}]
+        assert fit_at_once(turns, peaks, {"memory_available_gib": 1.0, "gpus": gpus}) == fits

@@ -40,6 +40,7 @@ def three_gpus(**driver: Any) -> Machine:
             used_gib=0.5,
             utilisation_percent=0,
             power_limit_w=700.0,
+            persistence=True,
         )
         for gpu in found.gpus
     )

@@ -73,7 +73,7 @@ from gpurun.launcher.selftest.machine_checks import (
     rates_of,
     visible_devices,
 )
-from gpurun.launcher.selftest.run_checks import FAULTY, out_of_memory, traces
+from gpurun.launcher.selftest.run_checks import FAULTY, hang_timeout_s, out_of_memory, traces
 from gpurun.launcher.selftest.self_test import (
     MOST_EARLIER,
     Result,
@@ -292,6 +292,11 @@ INJECTED: dict[str, tuple[Change, str, str]] = {
     "full disk": (lambda seen: replace(seen, free_gib=0.1), "run directory", "0.10 GiB"),
     "profiler in use": (profiler_in_use, "traces", "another profiler is in use"),
     "busy GPU": (busy, "free GPUs", "cuda:1 is used by other processes: 20.0 of 140.0 GiB"),
+    "persistence unknown": (
+        lambda seen: with_gpus(seen, lambda gpu: replace(gpu, persistence=None)),
+        "persistence mode",
+        NOT_REPORTED,
+    ),
     "PCIe lanes lost": (of_rank(1, pcie_link=(5, 1)), "PCIe links", "cuda:1 has generation 5 x1 at work"),
     "PCIe generation lost": (of_rank(1, pcie_link=(1, 16)), "PCIe links", "not generation 5 x16"),
     "copies slow": (
@@ -351,7 +356,7 @@ INJECTED: dict[str, tuple[Change, str, str]] = {
     "graph's steps missed": (unrecorded("graph"), "a captured graph", "0 steps of rank 1 recorded, not 32"),
 }
 """Fault → how it is put in, the check that names it, and words of what it says."""
-UNKNOWN = {"no energy counter", "NUMA unknown"}
+UNKNOWN = {"no energy counter", "NUMA unknown", "persistence unknown"}
 """Not failures: a figure is missing, and the check says which."""
 
 
@@ -418,6 +423,16 @@ def test_a_clock_that_the_power_limit_keeps_down_is_no_fault(power_w: float | No
     found = judged(seen)["clock rates"]
     assert found.status == status
     assert "cuda:0" in found.found
+
+
+def test_a_driver_that_forgets_gpus_is_named_and_hangs_take_longer(wording: Wording) -> None:
+    seen = with_gpus(evidence(), lambda gpu: replace(gpu, persistence=gpu.index > 0))
+    found = judged(seen)["persistence mode"]
+    assert found.status == "ok"
+    wording(found.found)
+    of_one, of_eight = (hang_timeout_s([f"cuda:{i}" for i in range(num)]) for num in (1, 8))
+    assert of_eight - of_one == 14.0
+    assert hang_timeout_s(["cpu:0"] * 8) == hang_timeout_s(["cpu:0"])
 
 
 @pytest.mark.parametrize("link", [(5, 8), (1, 1)], ids=["two cards in a desktop", "a virtual machine"])
