@@ -74,7 +74,7 @@ def inspect_machine(
     if any(gpu.looks_utilised for gpu in found.gpus):
         pause(UTILISATION_S)
         found = with_second_look(found, inspect_gpus(environ, root, nvml))
-    total, available = _memory_bytes(root)
+    total, available = memory_bytes(root)
     gpus = tuple(replace(gpu, numa_node=gpu_node(gpu.bus, root)) for gpu in found.gpus)
     return Machine(
         **(vars(found) | {"gpus": gpus}),
@@ -158,8 +158,8 @@ def _quotas(root: Path) -> list[float]:
     return quotas
 
 
-def _memory_bytes(root: Path) -> tuple[int, int]:
-    """Total and available."""
+def memory_bytes(root: Path = Path("/")) -> tuple[int, int]:
+    """Total and available, within the limits of its control groups."""
     meminfo = (line.split() for line in (_read(root / "proc/meminfo") or "").splitlines())
     figures = {words[0].rstrip(":"): int(words[1]) * 1024 for words in meminfo if len(words) > 1}
     total, available = figures.get("MemTotal", 0), figures.get("MemAvailable", 0)

@@ -20,6 +20,7 @@ from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.accelerators.clock import no_garbage_collection
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.failure import UserError, place_of, users_code
+from gpurun.launcher.worker.base.nested import tensors_of
 from gpurun.launcher.worker.base.precision import PRECISIONS, Precision
 from gpurun.launcher.worker.meters.memory import peak_of_step
 from gpurun.launcher.worker.strategies.base import (
@@ -225,6 +226,13 @@ class Trainer:
             scaler=self.scaler.state_dict(),
         )
 
+    @property
+    def state_bytes(self) -> int:
+        """What `save_state` takes of the host's memory."""
+        of_optimizer = tensors_of(self.optimizer.state_dict()["state"])
+        own = (own_part(tensor) for tensor in (*self.model.parameters(), *self.model.buffers()))
+        return sum(tensor.nbytes for tensor in (*own, *map(own_part, of_optimizer)))
+
     def restore_state(self, state: TrainerState) -> None:
         """Undoes all steps since `state` was saved."""
         with torch.no_grad():
@@ -232,8 +240,7 @@ class Trainer:
                 tensor.copy_(value)
         # Before the new state is made on the device, which may not hold both.
         self.optimizer.state.clear()
-        # The optimizer keeps the tensors that it is given, and would change the copy.
-        self.optimizer.load_state_dict(copy.deepcopy(state.optimizer))
+        self.optimizer.load_state_dict(own_copy(state.optimizer, self.device))
         self.scaler.load_state_dict(state.scaler)
 
     def abandon_step(self) -> None:
@@ -273,6 +280,22 @@ def on_cpu(value: Any) -> Any:
         return {key: on_cpu(item) for key, item in value.items()}
     if isinstance(value, list):
         return [on_cpu(item) for item in value]
+    return copy.deepcopy(value)
+
+
+def own_copy(value: Any, device: torch.device) -> Any:
+    """What an optimizer on this device may keep, and change, of a state on the CPU.
+
+    It moves tensors to a GPU, which copies them, but for counters. Source: torch/optim/optimizer.py,
+    `_process_value_according_to_param_policy`.
+    """
+    if isinstance(value, Tensor):
+        is_moved = not accelerator_of(device.type).is_host and value.numel() > 1
+        return value if is_moved else value.clone()
+    if isinstance(value, dict):
+        return {key: own_copy(item, device) for key, item in value.items()}
+    if isinstance(value, list):
+        return [own_copy(item, device) for item in value]
     return copy.deepcopy(value)
 
 

@@ -58,7 +58,7 @@ from gpurun.launcher.worker.accelerators.clock import EventStamps
 from gpurun.launcher.worker.base.precision import PRECISIONS
 from gpurun.launcher.worker.entry.zygote import ForkServer
 from gpurun.launcher.worker.selftest import device_program
-from gpurun.launcher.worker.training.trainer import Trainer, new_scaler
+from gpurun.launcher.worker.training.trainer import Trainer, new_scaler, own_copy
 from tests.gpu import machine, test_drivers_here
 from tests.gpu.machine import LIMITS, Devices
 from tests.gpu.test_jobs_here import largest_job, matrix_job
@@ -483,6 +483,7 @@ def test_a_restored_optimizer_never_holds_its_state_twice() -> None:
 
     trainer = Trainer.__new__(Trainer)
     trainer.model, trainer.precision = nn.Linear(2, 2), PRECISIONS["fp32"]
+    trainer.strategy = cast(Any, SimpleNamespace(device=torch.device("cpu")))
     trainer.optimizer = Watched(trainer.model.parameters())
     trainer.scaler = new_scaler(torch.device("cpu"), trainer.precision)
     trainer.model(torch.ones(1, 2)).sum().backward()
@@ -490,6 +491,20 @@ def test_a_restored_optimizer_never_holds_its_state_twice() -> None:
     trainer.restore_state(trainer.save_state())
     assert held == [0]
     assert len(trainer.optimizer.state) == 2
+    assert trainer.state_bytes == 3 * (4 + 2) * 4 + 2 * 4  # parameters, two moments of each, two counters
+
+
+def test_a_state_is_copied_once_more_only_where_the_optimizer_would_keep_it() -> None:
+    """A GPU gets a copy of its own; a counter stays on the CPU, torch/optim/optimizer.py:774."""
+    state: dict[str, Any] = {
+        "state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.ones(4)}},
+        "param_groups": [{"lr": 1}],
+    }
+    for device, is_same in (("cpu", False), ("cuda", True)):
+        mine = own_copy(state, torch.device(device))
+        assert mine["state"][0]["step"] is not state["state"][0]["step"]
+        assert (mine["state"][0]["exp_avg"] is state["state"][0]["exp_avg"]) == is_same
+        assert mine["param_groups"] == [{"lr": 1}]
 
 
 # 46: memory that can't be repaired

@@ -23,6 +23,7 @@ from gpurun.launcher.worker.meters.gpu_load import LoadMeter
 from gpurun.launcher.worker.training import timed_rounds
 from gpurun.launcher.worker.training.timed_rounds import TimedRounds, TraceRequests, Turn, run_in_turns
 from gpurun.launcher.worker.training.trainer import Trainer
+from tests.wording import Wording
 
 MS = 1_000_000
 
@@ -46,6 +47,7 @@ class FakeTrainer:
     restored: list[int] = field(default_factory=list)
     """How many steps without communication had been made at each `restore_state`."""
     warm_up_ms: list[float] = field(default_factory=list)
+    state_bytes: int = 1 << 20
 
     def prepare(self, variant: VariantConfig, step: int) -> FakeInput:
         self.now_ns += 500 * MS  # drawing a batch is slow, and must not be seen in any step
@@ -260,6 +262,22 @@ def test_steps_without_communication_follow_the_timed_ones_of_the_first_rounds(t
     timed = [r for name in "ab" for r in records(tmp_path, name) if r.kind in ("timed", "aa")]
     assert min(r.order for r in found["a"]) > max(r.order for r in timed)
     assert trainer.restored == [6, 12]
+
+
+def test_where_the_host_has_no_room_for_a_copy_no_step_is_made_without_communication(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
+    """Two ranks share its memory."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    for available, has_room in ((3 << 20, True), (2 << 20, False)):
+        monkeypatch.setattr(timed_rounds, "memory_bytes", Mock(return_value=(1 << 40, available)))
+        made, trainer = bench(tmp_path, {"a": 200.0}, rounds=3, ablation_rounds=2)
+        made.journal.add_facts("a", warnings=("known before",))
+        run_alone(made)
+        assert bool(trainer.unsynced) == has_room
+    known, said = made.journal.facts["a"].warnings
+    assert known == "known before"
+    wording(said)
 
 
 def test_the_slowest_rank_decides(tmp_path: Path) -> None:
