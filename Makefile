@@ -38,10 +38,12 @@ test-all: trainer engines ## Run all tests, with engines, frameworks and every c
 	$(TOOL) tools/system_packages.py all
 	$(PYTEST)
 
-# Only torch is the pinned one in both: other builds for the CPU aren't at every index.
+# Only torch is the pinned one in both: other builds for the CPU aren't at every index. With TORCH=pypi it is
+# the oldest one, too, in PyPI's build, of 3 GB.
 test-floor: ## Run the tests without processes with the oldest version of every dependency, then with the newest
 	$(TOOL) tools/environment.py floor
 	.venv-floor/bin/python -m pytest -q --workers 2 tests/unit
+	cd "$$(mktemp -d)" && "$(CURDIR)/.venv-floor/bin/gpurun" "$(CURDIR)/tests/data/floor.yaml"
 	@rm -f .venv-newest/.ready # newest means today's
 	$(TOOL) tools/environment.py newest
 	.venv-newest/bin/python -m pytest -q --workers 2 tests/unit

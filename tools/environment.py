@@ -198,9 +198,13 @@ def make_plain(environment: Environment) -> None:
 
 
 def make_floor(floor: Environment) -> None:
-    """gpurun with the oldest versions that it allows; only torch is the pinned one."""
-    oldest = [each.replace(">=", "==") for each in dependencies() if not each.startswith("torch>")]
-    make_unpinned(floor, *oldest)
+    """gpurun with the oldest versions that it allows; torch is the pinned one, but of PyPI's builds."""
+    oldest = [each.replace(">=", "==") for each in dependencies()]
+    if floor.torch == FROM_PYPI:
+        floor.install(*oldest, *EDITABLE)
+        floor.finish(FROM_PYPI)
+    else:
+        make_unpinned(floor, *(each for each in oldest if not each.startswith("torch=")))
 
 
 def make_unpinned(environment: Environment, *requirements: str) -> None:
