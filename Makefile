@@ -7,7 +7,7 @@ export PATH := $(PATH):/usr/sbin:/sbin
 export PYTHONDONTWRITEBYTECODE :=
 NODE_MODULES := node_modules/.ready
 
-.PHONY: help setup trainer engines demo test test-all test-floor gpu-test lint bench fuzz docs pictures site release-check clean
+.PHONY: help setup trainer engines demo test test-all test-floor gpu-test gpu-rehearsal lint bench fuzz docs pictures site release-check clean
 .DEFAULT_GOAL := help
 
 help: ## Show what there is to make
@@ -37,16 +37,20 @@ test-all: export GPURUN_SLOW_TESTS := 1
 test-all: trainer engines ## Run all tests, with engines, frameworks and every case in a browser
 	$(TOOL) tools/system_packages.py all
 	$(PYTEST)
+	$(MAKE) gpu-rehearsal
 
 # Only torch is the pinned one in both: other builds for the CPU aren't at every index. With TORCH=pypi it is
-# the oldest one, too, in PyPI's build, of 3 GB.
+# the oldest one, in PyPI's build of 3 GB, and runs a job: many tests look into the pinned torch.
 test-floor: ## Run the tests without processes with the oldest version of every dependency, then with the newest
 	$(TOOL) tools/environment.py floor
-	.venv-floor/bin/python -m pytest -q --workers 2 tests/unit
+ifeq ($(TORCH),pypi)
 	cd "$$(mktemp -d)" && "$(CURDIR)/.venv-floor/bin/gpurun" "$(CURDIR)/tests/data/floor.yaml"
+else
+	.venv-floor/bin/python -m pytest -q --workers 2 tests/unit
 	@rm -f .venv-newest/.ready # newest means today's
 	$(TOOL) tools/environment.py newest
 	.venv-newest/bin/python -m pytest -q --workers 2 tests/unit
+endif
 
 # Linter and type check of the tab's JavaScript. Node itself is a package of the virtual environment.
 $(NODE_MODULES): package.json package-lock.json | setup
@@ -56,6 +60,9 @@ $(NODE_MODULES): package.json package-lock.json | setup
 
 gpu-test: setup ## Run the tests that need GPUs, and print one report to attach to an issue (DEVICES=cpu:2 rehearses it)
 	@$(BIN)/python -m pytest -o addopts="--strict-markers --import-mode=importlib" -m gpu tests/gpu $(if $(DEVICES),--devices $(DEVICES))
+
+gpu-rehearsal: setup ## Rehearse `python -m benchmarks.gpu`, the checks for a machine with one GPU, on a CPU device
+	@$(BIN)/python -m benchmarks.gpu --device cpu:1 --out build/gpu-rehearsal
 
 lint: setup $(NODE_MODULES) ## ruff, ruff format, mypy --strict; of the tab's modules ESLint, tsc
 	$(BIN)/ruff check .

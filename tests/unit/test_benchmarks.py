@@ -8,6 +8,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,7 +17,10 @@ from benchmarks.faults import engines
 from benchmarks.faults.jobs import Tried, text_of
 from benchmarks.fuzz import TARGETS, fuzz, guard
 from benchmarks.fuzz.guard import LIMIT_BYTES, Outcome, run_all
+from benchmarks.gpu import __main__ as gpu_checks
+from benchmarks.gpu.summary import steps_ms
 from gpurun.launcher.machine.git import commit_of, git
+from tests.unit.trace.trace_files import kernel, launch, step
 from tests.whole import first
 from tests.wording import Wording
 
@@ -31,6 +35,31 @@ def test_help_and_unknown_names_are_answered(
     assert ended.value.code == code
     said = capsys.readouterr()
     assert "startup" in said.out + said.err
+
+
+def test_steps_of_a_gpus_trace_are_read_from_one_last_kernel_to_the_next() -> None:
+    marks = [step(i, 1_000 * i, 1_000) for i in range(3)]
+    events = [*marks, *(launch(1_000 * i + 100, 10, i) for i in range(3)), launch(2_500, 10, 9)]
+    kernels = [kernel("k", 1_000 * i + 500 + 50 * i, 200, i) for i in range(3)]
+    by_work, by_marks, lost = steps_ms([*events, *kernels])
+    assert (by_work, by_marks, lost) == ([1.05, 1.05], [1.0] * 3, 1)
+
+
+def test_checks_for_a_gpu_end_with_their_limit_and_say_what_they_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu_checks, "_run", Mock(side_effect=[0, 124]))
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "env.log").write_text("FOUND: a GPU\nmore\n")
+    (logs / "loop.log").write_text("at work\n")
+    assert gpu_checks.main(["env", "loop", "--device", "cpu:1", "--out", str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    assert (
+        "env: ok after 0 s\n    a GPU\nloop: stopped after 0 s\n    > at work\n1 of 2 checks passed" in said
+    )
+    assert gpu_checks.main(["env", "--limit", "1", "--device", "cpu:1", "--out", str(tmp_path)]) == 1
+    assert "env: not run after 0 s" in (tmp_path / "results.txt").read_text()
 
 
 def test_figures_of_jobs_add_up_over_calls(wording: Wording) -> None:

@@ -1,0 +1,1 @@
+"""Ordered checks for a machine with one GPU, the most valuable first."""
