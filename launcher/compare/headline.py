@@ -1,6 +1,7 @@
 """The answer of a run, and the findings that go with it."""
 
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -177,13 +178,20 @@ def ranking_findings(
         within: launches that verdicts are limited to; 0: none.
         queue_percent: of a step that its worst rank waited for cores under other load.
     """
-    limits = {"within": _scope(within), "queue_percent": queue_percent}
+    limits = {"within": _scope(within), "queue_percent": queue_percent, "num_shared": _num_shared(standings)}
     lead = _lead(standings, baseline, limits)
     is_explained = KINDS[lead[0].code].title == "Fastest" and any(each.level == "cause" for each in lead)
     found = (*lead, *remaining(standings.leader, is_explained))
     named = {each.variant for each in found if each.level == "cause"}
     others = [rival.result for rival in standings.rivals[:MOST_EXPLAINED] if rival.result.id not in named]
     return (*found, *(each for result in others for each in _loss(result, standings.leader)))
+
+
+def _num_shared(standings: Standings) -> int | None:
+    """The most ranks that the leader or a rival has on one GPU; `None` where each has its own."""
+    results = [standings.leader, *(rival.result for rival in standings.rivals)]
+    most = max(max(Counter(result.devices).values(), default=0) for result in results)
+    return most if most > 1 else None
 
 
 MOST_EXPLAINED = 8
@@ -323,6 +331,7 @@ def _unproven_lead(
         percent=percent if percent > 0 else None,
         per="sample" if any(_measure(leader, each.result) == "sample" for each in undecided) else None,
         queue_percent=limits["queue_percent"],
+        num_shared=limits["num_shared"],
     )
     found = [answer]
     if closest.behind.why:

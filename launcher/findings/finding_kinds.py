@@ -44,7 +44,7 @@ class Kind:
 
 _WITHIN = "[ within {within}]"
 _PAIRS = "[; {wins} of {of} pairs]"
-_LOAD = "[, at this load ({queue_percent} of a step waits for cores)]"
+_LOAD = "[, at this load ({queue_percent} of a step waits for cores)][, {num_shared:rank} on one GPU]"
 _RANGE = f"[ ({{ci}}{_PAIRS})][ ({{ratio_ci}}{_PAIRS})]"
 _CHANGE = "[ ({change_percent}[, {ci}])]"
 _BETWEEN = "[ (the {which}'s time {change_percent}[, {ci}])]"

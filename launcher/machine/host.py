@@ -54,6 +54,12 @@ class Machine(Gpus):
     topology: Topology
     free_cores: int | None = None
     """Usable cores that other processes leave; `None`: not measured."""
+    has_mps: bool = False
+    """Whether NVIDIA's MPS lets processes compute on one GPU at once."""
+
+
+MPS, MPS_DEFAULT = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"
+"""Where its daemon can be asked. Source: https://docs.nvidia.com/deploy/mps/, environment variables."""
 
 
 def inspect_machine(
@@ -84,6 +90,7 @@ def inspect_machine(
         memory_gib=total / GIB,
         memory_available_gib=available / GIB,
         topology=inspect_topology(root=root),
+        has_mps=(root / environ.get(MPS, MPS_DEFAULT).lstrip("/") / "control").exists(),
     )
 
 

@@ -54,6 +54,8 @@ class MachineLike(Protocol):
     def topology(self) -> Topology: ...
     @property
     def notes(self) -> Sequence[str]: ...
+    @property
+    def has_mps(self) -> bool: ...
 
 
 def resolve_devices(devices: Devices, machine: MachineLike) -> tuple[str, ...]:
@@ -145,7 +147,8 @@ def device_notes(wish: Devices, devices: tuple[str, ...], machine: MachineLike) 
     notes = [*machine.notes] if wish == AUTO or not kind.is_host else []
     if shared := shared_gpus(devices, machine):
         why = f"{kind.backend.upper()} doesn't support that"
-        notes.append(f"{', '.join(shared)} {_share_text(shared)}: {why}, so DDP uses gloo")
+        turns = "" if machine.has_mps or len(shared) > 1 else "; without MPS they take turns on it"
+        notes.append(f"{', '.join(shared)} {_share_text(shared)}: {why}, so DDP uses gloo{turns}")
     if kind.is_host and len(devices) > machine.cpu_cores:
         cores = plural(machine.cpu_cores, "core")
         notes.append(f"{len(devices)} CPU devices share {cores}: they slow each other down")

@@ -60,6 +60,11 @@ class Node:
         """Not measured on several nodes: their plan has to be the same if a lost one is replaced."""
         return None
 
+    @property
+    def has_mps(self) -> bool:
+        """Not looked at on several nodes."""
+        return False
+
 
 def node_of_device(name: str) -> int:
     """The node rank in a device's name; 0 where there is one node only."""

@@ -246,7 +246,7 @@ class Command:
         if self.left is not None:
             self.left.communicate()
         shown = capsys.readouterr()
-        assert "1 of 29 checks" in shown.err
+        assert "1 of 30 checks" in shown.err
         return by_name(json.loads(shown.out))
 
 
@@ -281,7 +281,7 @@ def test_the_command_names_a_full_disk(fault: str, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     argv = ["unshare", "--mount", "sh", "-c", mount, "sh", *command]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (3, "gpurun: 1 of 29 checks failed\n")
+    assert (done.returncode, done.stderr) == (3, "gpurun: 1 of 30 checks failed\n")
     checks = by_name(json.loads(done.stdout))
     check_named(fault, checks)
     assert [name for name, check in checks.items() if check["status"] == "failed"] == [TWENTY[fault].check]

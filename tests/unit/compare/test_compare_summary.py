@@ -141,6 +141,10 @@ ENDS: dict[str, tuple[Sequence[VariantResult], dict[tuple[str, str], Difference]
         [result("ddp-40-24", (40, 24), 40.0), EVEN],
         {("ddp-40-24", "ddp-even"): SLOWER},
     ),
+    "two ranks share a GPU": (
+        [replace(each, devices=("cuda:0", "cuda:0")) for each in (SLOW, EVEN)],
+        {("ddp-40-24", "ddp-even"): SLOWER},
+    ),
     "the other failed": ([EVEN, replace(SLOW, status="failed")], {}),
 }
 

@@ -34,6 +34,7 @@ class Machine:
     notes: tuple[str, ...] = ()
     topology: Topology = field(default_factory=lambda: Topology({0: (0, 1, 2, 3)}, ((0,), (1,), (2,), (3,))))
     free_cores: int | None = None
+    has_mps: bool = False
 
 
 def job_file(directory: Path, text: str, **files: str) -> Path:

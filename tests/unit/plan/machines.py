@@ -36,6 +36,7 @@ class FakeMachine:
     topology: Topology = UNKNOWN
     notes: tuple[str, ...] = ()
     free_cores: int | None = None
+    has_mps: bool = False
 
 
 def spec_of(text: str) -> JobSpec:

@@ -69,7 +69,10 @@ def test_kinds_do_not_mix() -> None:
 def test_notes() -> None:
     assert device_notes("auto", ("cpu:0", "cpu:1"), FakeMachine(2)) == ()
     assert "share 2 cores" in device_notes("auto", ("cpu:0", "cpu:1", "cpu:2"), FakeMachine(2))[0]
-    assert "gloo" in device_notes("auto", ("cuda:0", "cuda:0"), TWO_GPUS)[0]
+    (note,) = device_notes("auto", ("cuda:0", "cuda:0"), TWO_GPUS)
+    assert note.endswith("DDP uses gloo; without MPS they take turns on it")
+    (note,) = device_notes("auto", ("cuda:0", "cuda:0"), replace(TWO_GPUS, has_mps=True))
+    assert note.endswith("DDP uses gloo")
     assert device_notes("auto", ("cuda:0", "cuda:1"), TWO_GPUS) == ()
 
 
