@@ -30,6 +30,7 @@ MODULES = (
     "traces.trace",
     "traces.timeline",
     "traces.bubble",
+    "traces.sleeping",
     "splitting.balanced",
     "shi2016",
 )
