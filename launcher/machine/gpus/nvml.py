@@ -4,6 +4,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,8 @@ def inspect_nvidia_gpus(environ: Mapping[str, str], root: Path = Path("/"), bind
     try:
         nvml.nvmlInit()
     except nvml.NVMLError_LibraryNotFound:
+        if gpus := _gpus_of_module(visible, root):
+            return Gpus(gpus, notes=(f"{NO_LIBRARY}; memory, power and other processes aren't known",))
         return Gpus(nvml_error=NO_LIBRARY) if has_module(root) else Gpus()
     except nvml.NVMLError as error:
         return Gpus(nvml_error=str(error))
@@ -101,6 +104,34 @@ def inspect_nvidia_gpus(environ: Mapping[str, str], root: Path = Path("/"), bind
         return Gpus(nvml_error=str(error))
     finally:
         nvml.nvmlShutdown()
+
+
+def _gpus_of_module(visible: str | None, root: Path) -> tuple[Gpu, ...]:
+    """The GPUs that the kernel's module names, those in `visible` if it is given; torch needs no NVML.
+
+    Source: NVIDIA driver README, appendix "Proc Filesystem Interface".
+    """
+    found = []
+    for file in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
+        try:
+            rows = [line.partition(":") for line in file.read_text().splitlines()]
+        except OSError:
+            continue
+        facts = {key.strip(): value.strip() for key, _, value in rows}
+        if facts.get("GPU UUID", "").startswith("GPU-"):
+            found.append((facts["GPU UUID"], facts.get("Model", "NVIDIA GPU"), file.parent.name.lower()))
+    uuids, chosen = [uuid for uuid, _, _ in found], list(range(len(found)))
+    if visible is not None:
+        positions = (_position(token.strip(), uuids) for token in visible.split(","))
+        chosen = [
+            position
+            for position in takewhile(lambda each: each is not None, positions)
+            if position is not None
+        ]
+    return tuple(
+        Gpu(index, uuid, name, None, None, None, None, {}, None, None, None, None, None, bus=bus)
+        for index, (uuid, name, bus) in enumerate(found[position] for position in chosen)
+    )
 
 
 def _visible_handles(nvml: Any, visible: str | None) -> list[Any]:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from gpurun.launcher.machine.git import git, is_changed
-from gpurun.launcher.machine.gpus.nvml import load_nvml
+from gpurun.launcher.machine.gpus.nvml import inspect_nvidia_gpus, load_nvml
 from gpurun.launcher.machine.helper_process import temporary_directory
 from gpurun.launcher.machine.host import Machine, has_own_quota, host_record, inspect_machine, usable_cores
 from gpurun.launcher.report.terminal.hardware import render_devices
@@ -80,6 +80,37 @@ def test_without_a_driver_there_are_no_gpus_and_no_error(wording: Wording) -> No
     assert found.gpus == ()
     assert found.nvml_error is None
     wording(render_devices(found, 80).splitlines()[1:])
+
+
+@pytest.mark.parametrize(
+    ("visible", "buses"),
+    [
+        (None, ["0000:1b:00.0", "0000:43:00.0"]),
+        ("1", ["0000:43:00.0"]),
+        ("GPU-bb,GPU-aa", ["0000:43:00.0", "0000:1b:00.0"]),
+        ("0,7,1", ["0000:1b:00.0"]),
+    ],
+)
+def test_in_a_container_without_nvml_gpus_are_those_of_the_module(
+    tmp_path: Path, visible: str | None, buses: list[str]
+) -> None:
+    def missing() -> None:
+        raise NVMLErrorLibraryNotFound("NVML Shared Library Not Found")
+
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidiactl").touch()
+    for bus, uuid in (("0000:1B:00.0", "GPU-aa11"), ("0000:43:00.0", "GPU-bb22"), ("0000:44:00.0", "????")):
+        file = tmp_path / f"proc/driver/nvidia/gpus/{bus}/information"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 42\nGPU UUID: \t {uuid}\n")
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    nvml = fake()
+    nvml.nvmlInit = missing
+    found = inspect_nvidia_gpus(environ, tmp_path, nvml)
+    assert [gpu.bus for gpu in found.gpus] == buses
+    assert {gpu.name for gpu in found.gpus} == {"NVIDIA H100 80GB HBM3"}
+    assert found.nvml_error is None
+    assert "libnvidia-ml.so.1 is missing" in found.notes[0]
 
 
 def test_a_driver_that_fails_says_why() -> None:
