@@ -193,6 +193,20 @@ RETRY = "WARNING: Retrying (Retry(total=0)) after connection broken by '{}': /si
 NO_NAME = "NewConnectionError('<x at 0x7f>: Failed: [Errno -3] Temporary failure in name resolution')"
 
 
+@pytest.mark.parametrize(("build", "torch"), [("pypi", "torch==2.6"), ("cpu", "torch pinned")])
+def test_the_oldest_torch_is_that_of_pypi(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, build: str, torch: str
+) -> None:
+    """Other indexes have builds of few versions."""
+    asked: list[str] = []
+    monkeypatch.setattr(Environment, "install", lambda _, *arguments: asked.extend(arguments))
+    monkeypatch.setattr(Environment, "finish", lambda *_: None)
+    monkeypatch.setattr(environment, "requirement", lambda *_: ("torch pinned",))
+    environment.make_floor(Environment(tmp_path, torch=build))
+    assert [each for each in asked if each.startswith("torch")] == [torch]
+    assert not any(">=" in each for each in asked)
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
