@@ -1,7 +1,9 @@
 """Output that several commands share: JSON, the comparison, the outcome of a run."""
 
+import fcntl
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +14,7 @@ import click
 from gpurun.launcher.errors import GateError, MachineError, UndecidedError, VariantError
 
 if TYPE_CHECKING:
+    from gpurun.launcher.run.running_attempt import Streams
     from gpurun.launcher.rundir.paths import Url
 
 
@@ -60,13 +63,19 @@ def _readable(value: Any) -> Any:
 
 
 def print_comparison(
-    comparison: Any, run: Any, as_json: bool, reported: Sequence[str] = (), details: bool = False
+    comparison: Any,
+    run: Any,
+    as_json: bool,
+    reported: Sequence[str] = (),
+    details: bool = False,
+    err: bool = False,
 ) -> None:
     """The table for a person, or the whole comparison for a program.
 
     Args:
         reported: what stderr has shown of failures; not repeated if stdout goes there too.
         details: show all that was found.
+        err: the table goes to stderr.
     """
     if not comparison.complete:
         from gpurun.launcher.report.footnotes import with_next_step
@@ -86,7 +95,24 @@ def print_comparison(
     name = str(source_of(run.path))
     above = tuple(reported) if _is_one_place() else ()
     height = None if plain else shutil.get_terminal_size().lines
-    click.echo(render_table(comparison, width(), plain, name, colour, above, details, height))
+    click.echo(render_table(comparison, width(), plain, name, colour, above, details, height), err=err)
+
+
+def own_streams(only_rank: int | None) -> "Streams | None":
+    """This process's stdin and stdout by path, for ranks; `None` where stdout is a terminal, or no file.
+
+    A terminal shows lines of ranks with the progress line; one that is read belongs to this command.
+    """
+    from gpurun.launcher.run.running_attempt import Streams
+
+    def path(fd: int) -> str:
+        mode = os.fstat(fd).st_mode
+        return f"/proc/{os.getpid()}/fd/{fd}" if stat.S_ISREG(mode) or stat.S_ISFIFO(mode) else ""
+
+    for fd in (1, 2):  # a rank opens a file anew: else both would write at places of their own
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
+    stdout = path(1)
+    return Streams(path(0), stdout, only_rank) if stdout else None
 
 
 def _is_one_place() -> bool:
@@ -107,6 +133,7 @@ def run_and_print(
     quiet: bool,
     as_json: bool,
     require_steps: bool,
+    passes_through: bool = False,
     **place: Any,
 ) -> None:
     """Runs a job and prints the comparison, on node 0.
@@ -117,6 +144,8 @@ def run_and_print(
         resume: the run to continue.
         overrides: of the command line, where the job is that of the run to continue.
         require_steps: whether a program without a timed step is an error.
+        passes_through: whether a file or pipe that is stdout takes the program's stdout, as it is; the
+            comparison goes to stderr then.
         place: the flags about this node.
 
     Raises:
@@ -136,12 +165,13 @@ def run_and_print(
             from gpurun.launcher.rundir.store import fetched
             from gpurun.launcher.start import run_job
 
-            output, flags = Output(quiet, only_rank), node_flags(**place)
+            streams = own_streams(only_rank) if passes_through and not (as_json or quiet) else None
+            output, flags = Output(quiet, only_rank, streams), node_flags(**place)
             before = fetched(resume) if isinstance(resume, str) else resume
             finished = run_job(pools, invocation, directory, before, output, flags, keep_at, overrides)
     if finished is None:
         return  # node 0 has the results
-    print_comparison(finished.comparison, finished.run, as_json, finished.reported)
+    print_comparison(finished.comparison, finished.run, as_json, finished.reported, err=streams is not None)
     if finished.error is not None:
         raise finished.error
     if require_steps:

@@ -87,6 +87,10 @@ class StartRequest(msgspec.Struct, frozen=True, tag=True):
     """Hardware threads that it may run on; empty: all that the command may."""
     moved: tuple[str, str] | None = None
     """Two directories: what is imported from the first comes from the second, if it is there as well."""
+    stdin: str = ""
+    """Absolute path of its stdin; empty: it has none."""
+    stdout: str = ""
+    """Absolute path of what takes its stdout instead of the log; empty: the log."""
 
 
 class Signal(msgspec.Struct, frozen=True, tag=True):

@@ -39,7 +39,7 @@ from gpurun.launcher.run.open import (
     run_to_resume,
 )
 from gpurun.launcher.run.progress_line import Progress, Status
-from gpurun.launcher.run.running_attempt import Starter
+from gpurun.launcher.run.running_attempt import Starter, Streams
 from gpurun.launcher.run.session import Session
 from gpurun.launcher.rundir.claim import claimed
 from gpurun.launcher.rundir.files import RunDir, write_json
@@ -97,6 +97,8 @@ class Output:
 
     quiet: bool = False
     only_rank: int | None = None
+    streams: Streams | None = None
+    """Where a program's stdin comes from and its stdout goes to; `None`: with stderr to the logs."""
 
     def check(self, plan: Plan) -> None:
         """Refuses `--only-rank` for a rank that does not exist.
@@ -262,7 +264,9 @@ def execute(
             tensorboard_writer()
 
     session = Session(
-        starter=replace(ready, software=software_of(ready.machine)),
+        starter=replace(
+            ready, software=software_of(ready.machine), streams=None if plan.nodes else output.streams
+        ),
         pools=pools,
         on_event=on_event,
         reporter=Reporter(ready.run, say, hide),

@@ -55,6 +55,17 @@ STORE_ENTRY = "gpurun.launcher.worker.base.process_group:serve_store"
 
 
 @dataclass(frozen=True)
+class Streams:
+    """What ranks of a program read and write in place of their logs."""
+
+    stdin: str
+    """The path of a file or pipe; empty: there is none."""
+    stdout: str
+    only_rank: int | None = None
+    """The one that writes there; `None`: all do."""
+
+
+@dataclass(frozen=True)
 class Starter:
     """Prepares the attempts of a run's launches."""
 
@@ -65,6 +76,8 @@ class Starter:
     machine: MachineLike
     software: Mapping[str, str] = field(default_factory=dict)
     """Versions that the launches are started with."""
+    streams: Streams | None = None
+    """As this command has them; `None`: ranks have their logs alone."""
 
     def share_cores(self, launch: Launch) -> bool:
         """Whether this machine has more ranks than cores, which would import in turns."""
@@ -184,7 +197,7 @@ class Starter:
 
     def rank_requests(self, launch: Launch, name: str, program: Variant | None) -> tuple[StartRequest, ...]:
         """The ranks of an attempt, with its own file names."""
-        config = str(self.run.launch_config(name).resolve())
+        config, streams = str(self.run.launch_config(name).resolve()), self.streams if program else None
         return tuple(
             StartRequest(
                 rank=process.rank,
@@ -196,6 +209,8 @@ class Starter:
                 control=str(self.run.control(name).resolve()),
                 cpus=process.cpus,
                 moved=self.moved(launch),
+                stdin=streams.stdin if streams else "",
+                stdout=streams.stdout if streams and streams.only_rank in (None, process.rank) else "",
             )
             for process in launch.processes
         )

@@ -326,6 +326,7 @@ def torchrun(
     """Run a program by a command line of torchrun, and time and trace its steps.
 
     Write `gpurun` in front of the line; its own options go before `torchrun`. The program is launched once.
+    Where stdout is a file or a pipe, the program's output goes there as it is, and the report to stderr.
 
     Example: gpurun --out RUN torchrun --nproc-per-node 2 train.py --epochs 1
 
@@ -355,7 +356,7 @@ def torchrun(
         return program_invocation(line.script, line.module, line.args, chosen, given, {})
 
     try:
-        run_and_print(invocation, out, None, **{**how, **from_line(line, how)})
+        run_and_print(invocation, out, None, passes_through=True, **{**how, **from_line(line, how)})
     except SpecError:
         raise
     except GpurunError as error:

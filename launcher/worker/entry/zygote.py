@@ -221,7 +221,7 @@ def run_rank(request: StartRequest, server: int) -> NoReturn:
     code = os.EX_IOERR  # no log can be opened: the disk is full, and no message would be kept
     try:
         leave_server(server)
-        redirect(request.log)
+        redirect(request.log, request.stdin, request.stdout)
         code = 1
         become_rank(request)
         code = call_entry(request)
@@ -290,16 +290,21 @@ def move_imports(old: str, new: str) -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(map(moved, entries))
 
 
-def redirect(log: str) -> None:
-    """Sends stdout and stderr to the log by line, so that it is complete however the rank dies."""
+def redirect(log: str, stdin: str = "", stdout: str = "") -> None:
+    """Sends stdout and stderr to the log by line, so that it is complete however the rank dies.
+
+    Args:
+        log: appended to.
+        stdin: a file or pipe to read; empty: none.
+        stdout: a file or pipe that takes stdout instead.
+    """
     os.makedirs(os.path.dirname(log), exist_ok=True)
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.dup2(target, 1)
-    os.dup2(target, 2)
-    os.close(target)
-    os.close(null)
+    source = os.open(stdin or os.devnull, os.O_RDONLY)
+    output = os.open(stdout, os.O_WRONLY | os.O_APPEND) if stdout else os.dup(target)
+    for fd, place in ((source, 0), (output, 1), (target, 2)):
+        os.dup2(fd, place)
+        os.close(fd)
     # New stream objects: the server's may hold a lock or a buffer from the moment of the fork.
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = line_stream(1)

@@ -1,6 +1,7 @@
 """What programs do that torchrun's users rely on: they can't tell the difference."""
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -352,10 +353,36 @@ def test_a_line_of_torchrun_does_the_same_with_gpurun_in_front(tmp_path: Path, w
     )
     ours = gpurun(tmp_path, "--out", "run", "torchrun", *line)
     assert (theirs.returncode, ours.code) == (code, code), ours.err
-    logs = sorted((tmp_path / "run" / "launches").glob("*/log/rank*.log"))
-    printed = [line for path in logs for line in path.read_text().splitlines() if line.startswith("['")]
-    assert sorted(printed) == sorted(line for line in theirs.stdout.splitlines() if line.startswith("['"))
-    assert "--json" in ours.out or not ours.out.startswith("{")
+    assert sorted(ours.out.splitlines()) == sorted(theirs.stdout.splitlines())
+    assert "ms per step" in ours.err
+
+
+def test_a_file_takes_what_the_program_of_a_line_prints_and_it_reads_stdin(tmp_path: Path) -> None:
+    """Also where stderr goes there, too: nothing is written over anything else."""
+    program = """
+    import os, sys
+    print(os.environ["RANK"], sys.stdin.read().strip(), flush=True)
+    for number in range(200):
+        print(f"out {number}", flush=True)
+        print(f"err {number}", file=sys.stderr, flush=True)
+    """
+    write(tmp_path, "train.py", program)
+    (tmp_path / "given").write_text("from a file\n")
+    for redirected in (
+        "> printed 2> said < given",
+        "> printed 2>&1 < given",
+        "2> said < given | cat > printed",
+    ):
+        line = f"{shlex.quote(sys.executable)} -m gpurun torchrun --nproc-per-node 1 train.py {redirected}"
+        subprocess.run(["sh", "-c", line], cwd=tmp_path, check=True)
+        printed = (tmp_path / "printed").read_text().splitlines()
+        if "2>&1" in redirected:
+            assert "[rank 0] err 199" in printed
+            assert any(each.startswith("logs: ") for each in printed)
+            printed = [each for each in printed if each == "0 from a file" or each.startswith("out ")]
+        else:
+            assert "[rank 0] err 199" in (tmp_path / "said").read_text()
+        assert printed == ["0 from a file", *(f"out {number}" for number in range(200))]
 
 
 def test_the_port_of_a_line_is_that_of_the_store(tmp_path: Path) -> None:
