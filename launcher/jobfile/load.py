@@ -20,6 +20,7 @@ from gpurun.launcher.jobfile.read import Draft, Mistake, UnknownKey, draft_of, k
 from gpurun.launcher.jobfile.section import InvalidValue, Section
 from gpurun.launcher.jobfile.settings import ADDED_TO_THE_TOP
 from gpurun.launcher.jobfile.values import (
+    BECOMES_COMMAND,
     OFF,
     ON,
     OPTION_NAME,
@@ -294,6 +295,7 @@ def program_job(
         compare: the lists of what varies.
     """
     name = Path(script).stem if script is not None else str(module)
+    name = Path(args[0]).name if module == BECOMES_COMMAND else name
     job: dict[str, object] = {"name": safe_name(name)}
     job |= {"script": script} if script is not None else {"module": module}
     job |= {"args": list(args)} if args else {}

@@ -287,6 +287,8 @@ class JobSpec(Settings, Section):
     @property
     def program(self) -> str | None:
         """The program that a job runs, in words: `train.py`, `-m package.train`; `None` for a workload's."""
+        if self.module == values.BECOMES_COMMAND:
+            return "--no-python"
         return f"-m {self.module}" if self.module else self.script
 
     @cached_property

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from gpurun.launcher.errors import SpecError
+from gpurun.launcher.jobfile.values import BECOMES_COMMAND
 
 SAME = {
     "standalone": "one node needs nothing to find itself",
@@ -73,7 +74,6 @@ _NO_EFFECT = frozenset(
     {"timeout", "read_timeout", "last_call_timeout", "close_timeout", "store_type", "use_libuv"}
 )
 """Keys of `--rdzv-conf` for which there is nothing to do."""
-BECOMES_COMMAND = "gpurun.launcher.worker.program.become_command"
 _PORT = 29400
 """torchrun's own is 29500 with `static`, and 29400 with `c10d`."""
 

@@ -34,6 +34,8 @@ MAX_DEVICES = 256
 MAX_NODES = 1024
 """More than any machine has; keeps a slip such as `cpu:40000` from planning 40,000 processes."""
 
+BECOMES_COMMAND = "gpurun.launcher.worker.program.become_command"
+"""The module that a rank runs to become a command that is no Python."""
 GPU_KINDS = tuple(kind.name for kind in gpu_kinds())
 """Words that mean all GPUs of a kind."""
 

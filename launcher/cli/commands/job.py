@@ -357,10 +357,10 @@ def torchrun(
 
     try:
         run_and_print(invocation, out, None, passes_through=True, **{**how, **from_line(line, how)})
-    except SpecError:
-        raise
     except GpurunError as error:
-        shown(error)
+        if isinstance(error, SpecError) and (line.script is None or Path(line.script).exists()):
+            raise
+        shown(error)  # for torchrun, a script that isn't there is a program that fails
         return FAILED
     return 0
 

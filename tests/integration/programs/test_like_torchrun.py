@@ -406,6 +406,7 @@ def test_the_port_of_a_line_is_that_of_the_store(tmp_path: Path) -> None:
 def test_a_line_that_fails_ends_with_torchruns_exit_code(tmp_path: Path) -> None:
     write(tmp_path, "train.py", "raise SystemExit(7)\n")
     assert "exit code 7" in gpurun(tmp_path, "torchrun", "train.py").ended(1).err
+    assert "there is no file nope.py" in gpurun(tmp_path, "torchrun", "nope.py").ended(1).err
 
 
 def test_restarts_of_a_line_are_counted_as_by_torchrun(tmp_path: Path) -> None:
@@ -424,7 +425,8 @@ def test_restarts_of_a_line_are_counted_as_by_torchrun(tmp_path: Path) -> None:
 
 def test_a_command_that_is_not_pythons_becomes_the_rank(tmp_path: Path) -> None:
     write(tmp_path, "run.sh", "#!/bin/sh\ntouch $1$RANK\n").chmod(0o755)
-    gpurun(tmp_path, "torchrun", "--no-python", "--nproc-per-node", "2", "./run.sh", "made").ended(0)
+    done = gpurun(tmp_path, "torchrun", "--no-python", "--nproc-per-node", "2", "./run.sh", "made").ended(0)
+    assert "run.sh: --no-python ./run.sh made, on cpu:0 cpu:1" in done.err
     assert sorted(path.name for path in tmp_path.glob("made*")) == ["made0", "made1"]
 
 
