@@ -66,7 +66,9 @@ class SimulatedRanks:
         exits, self.exits = self.exits, []
         return exits
 
-    def has_settled(self, say: Callable[[str], None], waits: bool = True) -> bool:
+    def has_settled(
+        self, say: Callable[[str], None], waits: bool = True, keep: Callable[[str], None] = lambda _: None
+    ) -> bool:
         return True
 
     def stop(self, grace_s: float, signals: tuple[int, ...] = ()) -> None:

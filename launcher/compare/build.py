@@ -289,6 +289,7 @@ def _notes(
         *restart_notes(recorded.restarts),
         *stall_notes(run),
         *map(killed_note, run.read_killed()),
+        *(noticed("recorded", found=each.what) for each in run.read_left()),
         *quiet_notes(run),
         *software_notes(run, measured.values()),
     )

@@ -200,13 +200,15 @@ class ClusterPool:
         """Steps of the other nodes' ranks, as last reported."""
         return tuple(count for node in sorted(self._steps) for count in self._steps[node])
 
-    def has_settled(self, say: Callable[[str], None], waits: bool = True) -> bool:
+    def has_settled(
+        self, say: Callable[[str], None], waits: bool = True, keep: Callable[[str], None] = lambda _: None
+    ) -> bool:
         """Whether no process is left of ranks that have ended well, or it has been let go, on all nodes."""
         if self._settling is None:
             self._settling = self._working - {0}
             self._send_all(self._settling, Settle(self._attempt, waits))
         self._take_mail(0.0)
-        return self._local.has_settled(say, waits) and not self._settling
+        return self._local.has_settled(say, waits, keep) and not self._settling
 
     def stop(self, grace_s: float, signals: tuple[int, ...] = TERMINATE) -> None:
         """Ends all ranks on all nodes; returns when their files are here.

@@ -220,13 +220,21 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
         """No steps: all ranks are on this machine."""
         return ()
 
-    def has_settled(self, say: Callable[[str], None], waits: bool = True) -> bool:
+    def has_settled(
+        self, say: Callable[[str], None], waits: bool = True, keep: Callable[[str], None] = lambda _: None
+    ) -> bool:
         """Whether no process is left of ranks that have ended well; those that are detached may go on.
 
         Args:
-            say: shows once which of them go on, and for which others it is waited.
+            say: shows once for which of them it is waited.
             waits: or whether `stop` is to end all of them.
+            keep: is told which go on, or are ended; after `say`.
         """
+
+        def tell(text: str) -> None:
+            say(text)
+            keep(text)
+
         now_s, server = time.monotonic(), self._server
         self._settling_s = self._settling_s or now_s
         without = {*self._guard.released, *self._running.values()}  # the ranks' store still runs
@@ -235,11 +243,11 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
             return not left
         if not waits:
             for each in left:
-                say(f"{_process_text(each)}, which the program has left, is ended (`leftover: stop`)")
+                tell(f"{_process_text(each)}, which the program has left, is ended (`leftover: stop`)")
             return True
         for each in left:
             if each.is_detached:
-                say(f"{_process_text(each)} goes on: it isn't a part of the rank that has started it")
+                tell(f"{_process_text(each)} goes on: it isn't a part of the rank that has started it")
                 self._guard.release(each.pid)
                 self._send(Release(each.pid))
             elif each.pid not in self._awaited:
@@ -457,7 +465,9 @@ class RankPool(Protocol):
     def steps_elsewhere(self) -> tuple[int, ...]:
         """Steps so far of the ranks on other machines."""
 
-    def has_settled(self, say: Callable[[str], None], waits: bool = True) -> bool:
+    def has_settled(
+        self, say: Callable[[str], None], waits: bool = True, keep: Callable[[str], None] = lambda _: None
+    ) -> bool:
         """Whether no process is left of ranks that have ended well, or it has been let go."""
 
     def stop(self, grace_s: float, signals: tuple[int, ...] = TERMINATE) -> None:

@@ -46,7 +46,7 @@ from gpurun.launcher.rundir.files import (
     write_json,
 )
 from gpurun.launcher.rundir.paths import num_bytes
-from gpurun.launcher.rundir.records import Event, Stage
+from gpurun.launcher.rundir.records import Event, LeftProcess, Stage
 from gpurun.launcher.rundir.remembered import remembered
 
 OPTIMIZES = re.compile(rb"DistributedDataParallel|optim|Trainer|lightning|accelerate|compile")
@@ -362,8 +362,13 @@ class RunningAttempt:
         """Waits for what a program has left whose ranks have all ended well, or lets it go on."""
         if program_of(self.starter.plan, self.launch) is not None:
             self.record_program("done")
-            while not self.ranks.has_settled(say, self.starter.spec.leftover == "wait"):
+            waits = self.starter.spec.leftover == "wait"
+            while not self.ranks.has_settled(say, waits, self.keep_left):
                 self.clock.sleep(SETTLING_S)
+
+    def keep_left(self, what: str) -> None:
+        """Keeps for the report what became of a process that the program has left."""
+        append_lines(self.run.left, [LeftProcess(self.clock.time_ns(), self.name, what)])
 
     def stop(self, shows_output: bool = False, signals: tuple[int, ...] = TERMINATE) -> None:
         """Ends the ranks that are still running."""

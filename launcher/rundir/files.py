@@ -45,6 +45,7 @@ from gpurun.launcher.rundir.records import (
     FailureRecord,
     Killed,
     LaunchHead,
+    LeftProcess,
     Look,
     MaxBatch,
     MemoryPeak,
@@ -382,6 +383,11 @@ class RunDir:
         return self.path / "killed.jsonl"
 
     @property
+    def left(self) -> Path:
+        """A line per process that a program has left and that isn't waited for."""
+        return self.path / "left.jsonl"
+
+    @property
     def waits(self) -> Path:
         """A line per launch that waited for a quiet moment."""
         return self.path / "waits.jsonl"
@@ -622,6 +628,9 @@ class RunDir:
 
     def read_killed(self) -> list[Killed]:
         return list(self.read_lines(self.killed, Killed))
+
+    def read_left(self) -> list[LeftProcess]:
+        return list(self.read_lines(self.left, LeftProcess))
 
     def read_waits(self) -> list[QuietWait]:
         return list(self.read_lines(self.waits, QuietWait))

@@ -715,6 +715,16 @@ class Killed:
 
 
 @dataclass(frozen=True)
+class LeftProcess:
+    """A line of `left.jsonl`: a process that a program has left after a good end, and what became of it."""
+
+    time_ns: Whole
+    launch: str
+    """The attempt."""
+    what: str
+
+
+@dataclass(frozen=True)
 class TrialTimes:
     """The times that live ranks have measured; `launches/ID/trials/N.times.json`, written by rank 0."""
 

@@ -138,6 +138,8 @@ def test_a_process_that_has_left_its_rank_goes_on_after_the_end(
     try:
         assert is_alive(pid)
         assert f"process {pid} (`sleep 100`) goes on" in result.err
+        report = gpurun(tmp_path, "report", "run", "--details").ended(0).out
+        assert f"Process {pid} (`sleep 100`) goes on" in " ".join(report.split())
     finally:
         os.kill(pid, signal.SIGKILL)
     assert all_gone([pid]) == []

@@ -141,7 +141,9 @@ class FakeRanks:
     def steps_elsewhere(self) -> Steps:
         return self.steps
 
-    def has_settled(self, say: Callable[[str], None], waits: bool = True) -> bool:
+    def has_settled(
+        self, say: Callable[[str], None], waits: bool = True, keep: Callable[[str], None] = lambda _: None
+    ) -> bool:
         return True
 
     def stop(self, grace_s: float, signals: tuple[int, ...] = TERMINATE) -> None:
