@@ -109,10 +109,12 @@ def own_streams(only_rank: int | None) -> "Streams | None":
         mode = os.fstat(fd).st_mode
         return f"/proc/{os.getpid()}/fd/{fd}" if stat.S_ISREG(mode) or stat.S_ISFIFO(mode) else ""
 
+    stdout = path(1)
+    if not stdout:
+        return None
     for fd in (1, 2):  # a rank opens a file anew: else both would write at places of their own
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
-    stdout = path(1)
-    return Streams(path(0), stdout, only_rank) if stdout else None
+    return Streams(path(0), stdout, only_rank)
 
 
 def _is_one_place() -> bool:

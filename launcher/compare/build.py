@@ -82,6 +82,7 @@ from gpurun.launcher.compare.ranking import (
     with_lead,
 )
 from gpurun.launcher.findings.finding import Finding, finding, noticed, ranked
+from gpurun.launcher.jobfile.values import MAX_TFLOPS
 from gpurun.launcher.machine.accelerators import peak_tflop_per_s
 from gpurun.launcher.plan.model import Node, Plan, refuse_unknown_names_in_job
 from gpurun.launcher.rundir.files import RunDir, not_as_written, too_large
@@ -136,8 +137,9 @@ def compare_run(run: RunDir) -> Comparison:
     """
     recorded = _read(run)
     differences = _differences(recorded)
-    peaks = recorded.job.get("peak_tflops") or {}
-    results, of_variants = variant_results(run, differences, recorded.host, peaks, recorded.plan.nodes)
+    results, of_variants = variant_results(
+        run, differences, recorded.host, _stated_peaks(recorded.job), recorded.plan.nodes
+    )
     judged = _judge(recorded, differences, results)
     found = _compared(run, recorded, differences, judged)
     took_s = launches_s(recorded.events, recorded.commands)
@@ -356,6 +358,13 @@ def variant_results(
         found = (*findings(measured, ranks, step_ms), *_without_peak(result, host))
         of_variants.append(_noticed(measured, ranks, traced, found))
     return tuple(results), tuple(of_variants)
+
+
+def _stated_peaks(job: Mapping[str, Any]) -> dict[str, float]:
+    """The job's `peak_tflops`, as far as the file of a stranger has some."""
+    stated = job.get("peak_tflops")
+    rates = stated.items() if isinstance(stated, Mapping) else ()
+    return {name: rate for name, rate in rates if isinstance(rate, int | float) and 0 < rate <= MAX_TFLOPS}
 
 
 def _without_peak(result: VariantResult, host: Mapping[str, Any]) -> list[Finding]:

@@ -4,7 +4,6 @@ import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -122,12 +121,12 @@ def _gpus_of_module(visible: str | None, root: Path) -> tuple[Gpu, ...]:
             found.append((facts["GPU UUID"], facts.get("Model", "NVIDIA GPU"), file.parent.name.lower()))
     uuids, chosen = [uuid for uuid, _, _ in found], list(range(len(found)))
     if visible is not None:
-        positions = (_position(token.strip(), uuids) for token in visible.split(","))
-        chosen = [
-            position
-            for position in takewhile(lambda each: each is not None, positions)
-            if position is not None
-        ]
+        chosen = []
+        for token in visible.split(","):
+            position = _position(token.strip(), uuids)
+            if position is None:
+                break
+            chosen.append(position)
     return tuple(
         Gpu(index, uuid, name, None, None, None, None, {}, None, None, None, None, None, bus=bus)
         for index, (uuid, name, bus) in enumerate(found[position] for position in chosen)

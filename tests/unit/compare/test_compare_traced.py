@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.launcher.compare.build import _without_peak
+from gpurun.launcher.compare.build import _stated_peaks, _without_peak
 from gpurun.launcher.compare.figures.ranks import (
     RankBreakdown,
     RankFigures,
@@ -304,6 +304,11 @@ def test_a_gpu_that_has_work_is_not_slowed_by_a_rank_that_waits_for_a_core(
     traced = Traced(1, {}, (1,), 1, {0: breakdown}, ())
     waiting = RankFigures(0, device, 8, None, {}, None, None, queue_percent=40.0)
     assert with_breakdown(waiting, traced).queue_percent == percent
+
+
+@pytest.mark.parametrize("stated", [None, 3, "x", {"bf16": "x", "fp32": -1, "fp16": 10.0}])
+def test_peaks_of_a_strangers_job_are_taken_if_they_are_some(stated: object) -> None:
+    assert _stated_peaks({"peak_tflops": stated}) == ({"fp16": 10.0} if isinstance(stated, dict) else {})
 
 
 def test_a_gpu_without_a_known_peak_is_named(wording: Wording) -> None:
