@@ -723,6 +723,7 @@ def end_program() -> None:
     atexit._run_exitfuncs()
     # The server's own objects are frozen, so that only the program's are found.
     for found in gc.get_objects():
-        if isinstance(found, io.TextIOWrapper | io.BufferedWriter | io.BufferedRandom):
+        # By its type: `isinstance` asks a weak reference's proxy for the class of what may be gone.
+        if issubclass(type(found), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)):
             with suppress(Exception):
                 found.flush()
