@@ -27,6 +27,7 @@ from gpurun.launcher.trace.analysis.collectives.local_collectives import (
 from gpurun.launcher.trace.analysis.critical_path import Tasks, task_window, tasks_of
 from gpurun.launcher.trace.analysis.on_request.rank_tables import RankTables, rank_tables
 from gpurun.launcher.trace.analysis.steps import (
+    CAPTURE,
     COMPILE,
     HostStep,
     Launched,
@@ -550,12 +551,12 @@ def _within(once: OneOffWork, steps: list[HostStep]) -> OneOffWork:
     if not steps:
         return once
     mine = step_at(steps, once.calls.start) >= 0
-    compiling = once.compiling.clip(steps[0].start_ns, steps[-1].end_ns)
-    return OneOffWork(once.calls.where(mine), compiling)
+    whole = (steps[0].start_ns, steps[-1].end_ns)
+    return OneOffWork(once.calls.where(mine), once.compiling.clip(*whole), once.capturing.clip(*whole))
 
 
 def _one_off_times(trace: Trace, once: OneOffWork) -> list[NameTime]:
-    """Calls by name, and torch.compile, longest first."""
+    """Calls by name, torch.compile and the capture of graphs, longest first."""
     rows = [
         NameTime(
             trace.launch_names[name], "one-off", int(mine.sum()), 0, int(once.calls.duration[mine].sum())
@@ -563,8 +564,9 @@ def _one_off_times(trace: Trace, once: OneOffWork) -> list[NameTime]:
         for name in np.unique(once.calls.name).tolist()
         for mine in [once.calls.name == name]
     ]
-    if num := len(once.compiling.starts):
-        rows.append(NameTime(COMPILE, "one-off", num, 0, once.compiling.length_ns))
+    for name, times in ((COMPILE, once.compiling), (CAPTURE, once.capturing)):
+        if num := len(times.starts):
+            rows.append(NameTime(name, "one-off", num, 0, times.length_ns))
     return sorted(rows, key=lambda row: -row.host_ns)
 
 

@@ -35,7 +35,9 @@ from numpy.typing import NDArray
 from gpurun.launcher.findings.finding import Finding, noticed
 from gpurun.launcher.trace.intervals import Int64, Intervals, union
 from gpurun.launcher.trace.kineto.classify import (
+    BEGINS_CAPTURE,
     COMPILING,
+    ENDS_CAPTURE,
     LAUNCHING_CALLS,
     ONE_OFF_CALLS,
     GpuKind,
@@ -155,7 +157,7 @@ OFTEN, EVERYWHERE = 10, 0.25
 """Calls of one name, and the share of them in each half of the trace, from which on they recur."""
 OUTLIER = 10
 """Multiple of the median length from which on a call is done once, though others of its name recur."""
-COMPILE = "torch.compile"
+COMPILE, CAPTURE = "torch.compile", "capture of a graph"
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,10 +167,12 @@ class OneOffWork:
     calls: Spans
     """Names are those of `trace.launch_names`."""
     compiling: Intervals
+    capturing: Intervals
+    """While a CUDA graph is captured."""
 
     @cached_property
     def covered(self) -> Intervals:
-        return self.calls.covered.join(self.compiling)
+        return self.calls.covered.join(self.compiling).join(self.capturing)
 
 
 def one_off_work(trace: Trace, steps: list[HostStep]) -> OneOffWork:
@@ -187,7 +191,24 @@ def one_off_work(trace: Trace, steps: list[HostStep]) -> OneOffWork:
     ranges = trace.annotations
     compiles = np.array([bool(COMPILING.match(name)) for name in trace.annotation_names], dtype=bool)
     mine = compiles[ranges.name] if len(compiles) else np.zeros(len(ranges), dtype=bool)
-    return OneOffWork(calls.where(chosen), union(ranges.start[mine], ranges.end[mine]))
+    compiling = union(ranges.start[mine], ranges.end[mine])
+    return OneOffWork(calls.where(chosen), compiling, _capturing(trace))
+
+
+def _capturing(trace: Trace) -> Intervals:
+    """When a thread captures a CUDA graph."""
+    calls, names = trace.launches, trace.launch_names
+    begins, ends = (
+        np.flatnonzero(np.isin(calls.name, [i for i, name in enumerate(names) if pattern.match(name)]))
+        for pattern in (BEGINS_CAPTURE, ENDS_CAPTURE)
+    )
+    found = []
+    for begin in begins.tolist():
+        after = ends[(calls.thread[ends] == calls.thread[begin]) & (calls.start[ends] > calls.start[begin])]
+        if len(after):
+            found.append((int(calls.start[begin]), int(calls.end[after].min())))
+    starts, until = np.array(found, dtype=np.int64).reshape(-1, 2).T
+    return union(starts, until)
 
 
 def _recurs(times_ns: Int64, steps: list[HostStep]) -> bool:

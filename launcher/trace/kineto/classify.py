@@ -89,6 +89,9 @@ WAITING_CALLS = re.compile(r"(cuda|hip|cu)\w*(Synchronize|WaitEvent)|(cuda|hip|c
 WORKING_CALLS = re.compile(r"launch|memcpy|memset|enqueue|append|execute", re.IGNORECASE)
 """Calls that give work to a device. Source: the names of CUDA, HIP, Level Zero (`zeCommandListAppend…`)."""
 LAUNCHING_CALLS = re.compile(r"(cuda|cu|hip)\w*Launch")
+BEGINS_CAPTURE = re.compile(r"(cuda|hip|cu)StreamBeginCapture")
+ENDS_CAPTURE = re.compile(r"(cuda|hip|cu)StreamEndCapture")
+"""Between these, a thread records a graph, and what it launches doesn't run."""
 ONE_OFF_CALLS = re.compile(
     r"""
     (cuda|cu|hip)(

@@ -231,6 +231,18 @@ def test_a_cpu_that_runs_ahead_costs_nothing(tmp_path: Path) -> None:
     assert trace_causes(report)[0].part == "input"
 
 
+def test_a_graph_is_captured_once(tmp_path: Path) -> None:
+    """What is launched meanwhile doesn't run: no larger batch makes it shorter."""
+    calls = {"cudaStreamBeginCapture": (1_100, 10), "cudaLaunchKernel": (2_000, 10)}
+    calls |= {"cudaStreamEndCapture": (6_000, 100)}
+    events = launches_of([(0, 10), (6_200, 10)])
+    events += [span("cuda_runtime", name, *call, correlation=call[0]) for name, call in calls.items()]
+    rank = analyse_paths([write(tmp_path / "t.json", events)]).ranks[0]
+    idle = rank.total.idle_by_cause_us
+    assert [(row.name, row.host_us) for row in rank.one_off] == [("capture of a graph", 5_000)]
+    assert (idle.one_off, idle.host, idle.launching, idle.latency) == (5_000, 185, 10, 5)
+
+
 def test_traces_that_lack_ranks_are_explained_by_shares(tmp_path: Path) -> None:
     one = write(tmp_path / "rank0.json", late_kernel(1, 0), **rank_info(0, 2))
     assert "causes by their shares" in analyse_paths([one]).findings[0].text
