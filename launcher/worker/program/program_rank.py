@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import cycle
@@ -33,7 +33,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import gpurun
 from gpurun.launcher import stepping
 from gpurun.launcher.errors import MachineError
-from gpurun.launcher.inspect.stacks import code_hashes
+from gpurun.launcher.inspect.stacks import code_hashes, is_users
 from gpurun.launcher.machine.accelerators import CPU, accelerator_of, gpu_kinds
 from gpurun.launcher.rundir.files import RunDir, append_lines, keep_lines, read_json, write_json
 from gpurun.launcher.rundir.records import (
@@ -715,15 +715,47 @@ def users_frames(error: BaseException) -> TracebackType | None:
 def end_program() -> None:
     """Does what the interpreter does when a program has ended, as far as the program can observe it.
 
-    Waits for threads, calls exit handlers, and flushes files that were left open; it does not run
-    destructors, in which gloo's threads abort now and then.
+    Waits for threads, calls exit handlers and destructors of the program's own classes, and completes files
+    that were left open, archives too; it does not run torch's destructors, in which gloo's threads abort now
+    and then.
     """
     with suppress(Exception):
         threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     # The server's own objects are frozen, so that only the program's are found.
-    for found in gc.get_objects():
+    found = gc.get_objects()
+    _destroy(filter(_is_own, found))
+    _flush(found)
+    _destroy(filter(_is_archive, found))
+    _flush(found)
+
+
+def _destroy(found: Iterable[Any]) -> None:
+    for each in found:
+        with suppress(Exception):
+            type(each).__del__(each)
+
+
+def _flush(found: Iterable[Any]) -> None:
+    for each in found:
         # By its type: `isinstance` asks a weak reference's proxy for the class of what may be gone.
-        if issubclass(type(found), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)):
+        if issubclass(type(each), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)):
             with suppress(Exception):
-                found.flush()
+                each.flush()
+
+
+_ARCHIVES = frozenset({"gzip", "bz2", "lzma", "zipfile", "tarfile", "tempfile"})
+"""Modules of the standard library whose objects write, or remove, something when they are destroyed."""
+
+
+def _is_own(found: object) -> bool:
+    """Whether it has a destructor that the program's own code defines."""
+    kind = type(found)
+    if not hasattr(kind, "__del__"):
+        return False
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return isinstance(file, str) and is_users(file)
+
+
+def _is_archive(found: object) -> bool:
+    return type(found).__module__ in _ARCHIVES and hasattr(type(found), "__del__")

@@ -2,6 +2,7 @@
 
 import argparse
 import atexit
+import gzip
 import multiprocessing
 import os
 import subprocess
@@ -74,6 +75,16 @@ def children(args: argparse.Namespace) -> None:
     assert process.exitcode == 7
 
 
+class Destroyed:
+    """Writes a file in its destructor."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __del__(self) -> None:
+        self.path.write_text("called")
+
+
 def ending(args: argparse.Namespace) -> None:
     directory, rank = Path(os.environ["DIRECTORY"]), dist.get_rank()
     assert sys.stdin.read() == ""
@@ -86,6 +97,10 @@ def ending(args: argparse.Namespace) -> None:
     left_open.write("kept")
     vars(sys)["left_open"] = left_open
     vars(sys)["gone"] = weakref.proxy(Squares())  # of an object that is gone, as torch.compile leaves some
+    zipped = gzip.open(directory / f"zipped{rank}", "wt")  # noqa: SIM115 - likewise
+    zipped.write("kept")
+    vars(sys)["zipped"] = zipped
+    vars(sys)["destroyed"] = Destroyed(directory / f"destroyed{rank}")
     atexit.register(lambda: (directory / f"atexit{rank}").write_text("called"))
     threading.Timer(0.2, lambda: (directory / f"thread{rank}").write_text("waited for")).start()
     sys.exit()

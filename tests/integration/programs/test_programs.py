@@ -1,5 +1,6 @@
 """Programs run unchanged, in real processes: what works with `torchrun` works here, and is timed."""
 
+import gzip
 import json
 import re
 import shutil
@@ -85,6 +86,8 @@ def test_a_program_without_steps_has_a_running_time_and_a_note(ran: Result) -> N
 def test_what_the_program_leaves_for_its_end_is_done(ran: Result) -> None:
     for rank in range(2):
         assert (ran.directory / f"open{rank}").read_text() == "kept"
+        assert gzip.decompress((ran.directory / f"zipped{rank}").read_bytes()) == b"kept"
+        assert (ran.directory / f"destroyed{rank}").read_text() == "called"
         assert (ran.directory / f"atexit{rank}").read_text() == "called"
         assert (ran.directory / f"thread{rank}").read_text() == "waited for"
 
