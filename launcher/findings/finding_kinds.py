@@ -407,7 +407,7 @@ _ON_PARTS: Mapping[str, Mapping[str, str]] = {
     },
     "unseen": {"": "record the device's work as well"},
     "communication": {"": "record the traces of all ranks"},
-    "unknown": {"": "record the CPU as well (ProfilerActivity.CPU)"},
+    "unknown": {"": "record the CPU as well (ProfilerActivity.CPU), and leave no events out"},
     "gaps": {"": "look for synchronisation and dependencies in the timeline"},
     "transfer": {
         "": "try larger batches or gradient accumulation",

@@ -35,14 +35,14 @@ _OF_A_FILE: Mapping[str, str] = {
     "steps-overlap": "steps overlap; the later one is counted from where the earlier one ends",
     "steps-inside-others": "entirely inside another step, so without time or work of its own: step {steps}",
     "steps-of-one-number": "several steps have the same number; each is listed separately",
-    "cpu-alone": "calls of a device's API but no work on it: the figures are those of the CPU alone",
+    "cpu-alone": "a device was given work, but none is recorded: the figures are those of the CPU alone",
     "several-devices": "GPU work of several devices ({devices}), each reported separately; the rank's own "
     "figures are those of the busiest, device {busiest}",
     "stray-work": "a little work on another device ({devices}) left out of the breakdown",
     "no-launches": "no launch of GPU work is recorded; work belongs to the step during which it began",
     "lost-launches": "{num_lost:GPU event} without a recorded launch can't be assigned to a step",
-    "idle-last-step": "step {last_step}, the last, launched no GPU work; --steps {first_step}:{last_step} "
-    "leaves it out of the means",
+    "idle-last-step": "step {last_step}, the last, launched no GPU work and is left out; "
+    "--steps {last_step}:{end_step} shows it",
     "graphs-not-captured": "no capture in the trace is certain to be that of the CUDA graphs that launched "
     "{num_pieces:piece} of GPU work: counted for the operator, if any, that launched the graph",
 }

@@ -179,6 +179,8 @@ def _rank_time(rank: RankTrace, mean: Breakdown, parts: _Parts, wait_us: float) 
         "gaps": mean.other_steps_us + idle.other,
         "unknown": idle.unknown,
     }
+    if parts.host == "outside":  # calls that issue collectives are operators, too
+        lost_us["outside"] = max(0.0, idle.of_launches - mean.host_while_idle_us.op)
     if parts.host == "python":  # what is more than its operators take; it was blocked for more than all of it
         lost_us["python"] = min(idle.host, max(0.0, worked_us - mean.compute_us))
         lost_us["blocked"] = max(0.0, idle.host - worked_us - queue_us)

@@ -35,7 +35,7 @@ from gpurun.launcher.trace.analysis.steps import (
     Step,
     before_capture,
     host_steps,
-    last_step_notes,
+    is_last_empty,
     launch_notes,
     launched,
     one_off_work,
@@ -56,7 +56,7 @@ from gpurun.launcher.trace.analysis.tables import (
     stretches,
 )
 from gpurun.launcher.trace.intervals import EMPTY, Int64, Intervals, union
-from gpurun.launcher.trace.kineto.classify import WORKING_CALLS, GpuKind, HostKind
+from gpurun.launcher.trace.kineto.classify import NEEDS_GPU, WORKING_CALLS, GpuKind, HostKind
 from gpurun.launcher.trace.kineto.columns import Timed, Trace
 from gpurun.launcher.trace.kineto.read_trace import read_trace
 from gpurun.launcher.trace.kineto.trace_file import ReadLimits
@@ -465,8 +465,9 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
     host = host_steps(trace)
     work = launched(trace, host)
     all_steps = windows(trace, host, work)
-    kept = [i for i, step in enumerate(all_steps) if _is_chosen(step.number, chosen)]
     whole = chosen is None
+    no_step = len(host) - 1 if whole and is_last_empty(host, work) else None
+    kept = [i for i, step in enumerate(all_steps) if _is_chosen(step.number, chosen) and i != no_step]
     in_steps = Selection(
         np.isin(work.step, kept),
         np.isin(step_at(host, trace.ops.start), kept),
@@ -488,7 +489,8 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
         starved = picture.starved(*task_window(trace, own_steps))
         tasks = tasks_of(trace, work, once.covered, starved, own_steps)
     recorded = with_figures(recorded_note(host), file=str(path))
-    notes = [with_figures(each, file=str(path)) for each in _notes(trace, host, work, whole)]
+    found = _notes(trace, host, work, None if no_step is None else host[no_step])
+    notes = [with_figures(each, file=str(path)) for each in found]
     return Digest(
         path=path,
         base_ns=trace.base_ns,
@@ -679,7 +681,8 @@ class _CpuPicture:
         data = trace.union_of(HostKind.DATA)
         compute = union(trace.ops.start[ops], trace.ops.end[ops])
         self.activity = DeviceActivity(compute.subtract(data), trace.union_of(HostKind.COMM), EMPTY)
-        self.waits = Waits(data=data, comm=EMPTY, runtime=EMPTY, ops=EMPTY, one_off=once.covered)
+        calls = trace.ops.where(trace.op_kinds[trace.ops.name] == HostKind.COMM_CALL)
+        self.waits = Waits(data, comm=EMPTY, runtime=EMPTY, ops=calls.covered, one_off=once.covered)
 
     def starved(self, first_ns: int, last_ns: int) -> Intervals:
         """Nothing: the host is what works."""
@@ -763,10 +766,12 @@ def _device(trace: Trace, on_gpu: bool) -> str:
 
 def _gives_work(trace: Trace) -> bool:
     """Whether the CPU gives work to a device: a profiler only looks for devices, and waits for them."""
-    return any(map(WORKING_CALLS.search, trace.launch_names))
+    return any(map(WORKING_CALLS.search, trace.launch_names)) or any(map(NEEDS_GPU.match, trace.op_names))
 
 
-def _notes(trace: Trace, steps: list[HostStep], work: Launched, whole: bool) -> Iterator[Finding]:
+def _notes(
+    trace: Trace, steps: list[HostStep], work: Launched, no_step: HostStep | None
+) -> Iterator[Finding]:
     if trace.cut is not None:
         yield noticed("cut-off", cut_byte=trace.cut)
     yield from trace.skipped
@@ -777,5 +782,6 @@ def _notes(trace: Trace, steps: list[HostStep], work: Launched, whole: bool) -> 
     if len(trace.gpu):
         yield from RankDevices.of(trace).notes()
         yield from launch_notes(trace, work) if steps else ()
-        yield from last_step_notes(steps, work) if whole else ()
+        if no_step is not None:
+            yield noticed("idle-last-step", last_step=no_step.number, end_step=no_step.number + 1)
         yield from replay_notes(work)

@@ -43,9 +43,15 @@ from gpurun.launcher.trace.kineto.classify import (
     GpuKind,
     HostKind,
 )
-from gpurun.launcher.trace.kineto.columns import NO_NAME, Spans, Trace
+from gpurun.launcher.trace.kineto.columns import MAX_NS, NO_NAME, Spans, Trace
 
 NO_STEP = NO_STREAM = -1
+MOSTLY_LOST = 0.5
+"""Share of the GPU's work whose launch is missing, beyond which launches don't tell whose the rest is."""
+SHORT = 0.5
+"""Share of a usual step's length."""
+LONG_GAP_NS = 1_000_000
+"""A GPU that idles for as long has done all that was launched before."""
 
 
 @dataclass(frozen=True)
@@ -102,9 +108,13 @@ class HostStep:
 
 
 def host_steps(trace: Trace) -> list[HostStep]:
-    """The ProfilerStep ranges, in order of time; each begins after all earlier ones have ended."""
+    """The ProfilerStep ranges, in order of time; each begins after all earlier ones have ended.
+
+    A range may run on while the profiler stops and writes the trace: it ends with the capture at the latest.
+    """
+    last_ns = MAX_NS if trace.recorded_until is None else trace.recorded_until
     steps = [
-        HostStep(int(each.name.rpartition("#")[2]), each.start, each.end)
+        HostStep(int(each.name.rpartition("#")[2]), each.start, max(each.start, min(each.end, last_ns)))
         for each in trace.of_kind(HostKind.STEP)
     ]
     return _apart(sorted(steps, key=lambda step: (step.start_ns, step.end_ns)))
@@ -132,8 +142,9 @@ def launched(trace: Trace, steps: list[HostStep]) -> Launched:
         known = (gpu.correlation > 0) & (keys[inside] == gpu.correlation)
     launch = np.where(known, order[inside] if len(keys) else NO_STEP, NO_STEP)
     start = np.where(known, calls.start[launch] if len(keys) else gpu.start, gpu.start)
-    # A trace without any launches has nothing better than the time at which the work itself began.
-    step = np.where(known | ~known.any(), step_at(steps, start), NO_STEP).astype(np.int32)
+    # Where most launches are missing, nothing is better than the time at which the work itself began.
+    counts = known | (_lost(trace, known).mean() > MOSTLY_LOST if len(gpu) else False)
+    step = np.where(counts, step_at(steps, start), NO_STEP).astype(np.int32)
     replayed = _replayed_work(trace, launch)
     done = _launched_at(trace, launch)
     return Launched(launch, start, done, step, replayed, _captured_calls(trace, launch, replayed))
@@ -282,15 +293,24 @@ def before_capture(trace: Trace, work: Launched) -> NDArray[np.bool_]:
 
     Streams are queues; work without a launch that follows other work has lost its launch. Of a stream that
     has no work with a launch, what begins after the first such work of other streams has: some versions of
-    Kineto lack the calls that launch communication. Where no launch is recorded, nothing is known.
+    Kineto lack the calls that launch communication. So has what follows a long gap, as where a trace was
+    thinned out. Where no launch is recorded, nothing is known.
     """
-    gpu, known = trace.gpu, work.is_known
+    return ~work.is_known & ~_lost(trace, work.is_known) & work.is_known.any()
+
+
+def _lost(trace: Trace, known: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Work that was launched while the trace was recorded, but whose launch it doesn't have."""
+    gpu = trace.gpu
     if not known.any():
-        return np.zeros(len(gpu), dtype=np.bool_)
+        return ~known
     first = np.full(len(trace.streams), gpu.start[known].min(), dtype=np.int64)
     first[np.unique(gpu.thread[known])] = np.iinfo(np.int64).max
     np.minimum.at(first, gpu.thread[known], gpu.start[known])
-    return np.asarray(~known & (gpu.start < first[gpu.thread]), dtype=np.bool_)
+    busy = gpu.covered
+    resumed = busy.starts[1:][busy.starts[1:] - busy.ends[:-1] >= LONG_GAP_NS]
+    begun = np.minimum(first[gpu.thread], resumed[0] if len(resumed) else np.iinfo(np.int64).max)
+    return np.asarray(~known & (gpu.start >= begun), dtype=np.bool_)
 
 
 def recorded_note(steps: list[HostStep]) -> Finding:
@@ -324,11 +344,16 @@ def launch_notes(trace: Trace, work: Launched) -> Iterator[Finding]:
         yield noticed("lost-launches", num_lost=lost)
 
 
-def last_step_notes(steps: list[HostStep], work: Launched) -> Iterator[Finding]:
-    """Whether the last step alone launched no GPU work, as where a capture ends after its marker began."""
+def is_last_empty(steps: list[HostStep], work: Launched) -> bool:
+    """Whether the last step is none: `step()` began it, and the capture ended.
+
+    It is short, and alone has launched no GPU work.
+    """
     owners = np.isin(np.arange(len(steps)), work.step)
-    if len(steps) > 1 and owners[:-1].all() and not owners[-1]:
-        yield noticed("idle-last-step", first_step=steps[0].number, last_step=steps[-1].number)
+    if len(steps) < 2 or owners[-1] or not owners[:-1].all():
+        return False
+    *others, last = (step.end_ns - step.start_ns for step in steps)
+    return bool(last < SHORT * np.median(others))
 
 
 def replay_notes(work: Launched) -> Iterator[Finding]:

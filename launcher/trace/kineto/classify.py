@@ -88,6 +88,8 @@ WAITING_CALLS = re.compile(r"(cuda|hip|cu)\w*(Synchronize|WaitEvent)|(cuda|hip|c
 """Calls of a GPU's runtime in which the host waits for it."""
 WORKING_CALLS = re.compile(r"launch|memcpy|memset|enqueue|append|execute", re.IGNORECASE)
 """Calls that give work to a device. Source: the names of CUDA, HIP, Level Zero (`zeCommandListAppend…`)."""
+NEEDS_GPU = re.compile(r"nccl:|aten::record_stream$|c10d::.*_nccl")
+"""Operators that a CPU has no use for."""
 LAUNCHING_CALLS = re.compile(r"(cuda|cu|hip)\w*Launch")
 BEGINS_CAPTURE = re.compile(r"(cuda|hip|cu)StreamBeginCapture")
 ENDS_CAPTURE = re.compile(r"(cuda|hip|cu)StreamEndCapture")
@@ -111,6 +113,8 @@ OP_CATEGORIES = frozenset({"cpu_op", "Operator", "user_annotation"})
 PYTHON_CATEGORIES = frozenset({"python_function"})
 WAIT_CATEGORIES = frozenset({"cuda_sync"})
 """The GPU's own records of waits, for some tables only."""
+RECORDING_CATEGORIES = frozenset({"Trace"})
+"""How long was recorded."""
 DEVICES_NOT_READ = {
     "mtia_ccp_events": "MTIA",
     "mtia_insight": "MTIA",
@@ -121,7 +125,7 @@ DEVICES_NOT_READ = {
 """Categories of work on devices that the analysis doesn't know, with their names."""
 OTHER_CATEGORIES = frozenset(
     {
-        *("Trace", "gpu_user_annotation", "external_correlation", "cpu_instant_event", "overhead"),
+        *("gpu_user_annotation", "external_correlation", "cpu_instant_event", "overhead"),
         *("cuda_sync", "cuda_event", "xpu_sync", "collective_comm", "mtia_counters"),
         *("cuda_profiler_range", "xpu_scope_profiler", "hardware_counters"),
     }

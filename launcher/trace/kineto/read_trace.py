@@ -23,6 +23,7 @@ from gpurun.launcher.trace.kineto.classify import (
     MODULE_PREFIX,
     OP_CATEGORIES,
     PYTHON_CATEGORIES,
+    RECORDING_CATEGORIES,
     STEP_MARK,
     WAIT_CATEGORIES,
     GpuKind,
@@ -84,6 +85,7 @@ class Role(IntEnum):
     OPERATOR = 3
     PYTHON = 4
     WAIT = 5
+    RECORDING = 6
 
 
 class Roles(dict[str | None, Role]):
@@ -96,6 +98,7 @@ class Roles(dict[str | None, Role]):
         self.update(dict.fromkeys(OP_CATEGORIES, Role.OPERATOR))
         self.update(dict.fromkeys(PYTHON_CATEGORIES, Role.PYTHON))
         self.update(dict.fromkeys(WAIT_CATEGORIES, Role.WAIT))
+        self.update(dict.fromkeys(RECORDING_CATEGORIES, Role.RECORDING))
 
     def __missing__(self, category: str | None) -> Role:
         self[category] = Role.NONE
@@ -145,6 +148,7 @@ class Reader:
     num_gpu: int = 0
     negative: int = 0
     timeless: int = 0
+    recorded_until: int | None = None
     details: DetailsReader | None = None
     """Takes what only some tables need."""
 
@@ -169,6 +173,9 @@ class Reader:
         self._add_launches(*self._timed(_of(Role.LAUNCH, spans, roles), times))
         self._add_ops(*self._timed(_of(Role.OPERATOR, spans, roles), times))
         self.waits += filter(None, map(gpu_wait, _of(Role.WAIT, spans, roles)))
+        _, *recorded = self._timed(_of(Role.RECORDING, spans, roles), times)
+        for end in np.add(*recorded).tolist():
+            self.recorded_until = max(end, self.recorded_until or end)
         python = _of(Role.PYTHON, spans, roles)
         modules = [event for event in python if (event.name or "").startswith(MODULE_PREFIX)]
         self._add_modules(*self._timed(modules, times))
@@ -311,6 +318,7 @@ class Reader:
             streams=tuple(self.streams.spelled),
             named_devices=frozenset(str(device) for device in self.named_devices if device is not None),
             waits=tuple(self.waits),
+            recorded_until=self.recorded_until,
             details=None if self.details is None else self.details.done(),
         )
 

@@ -186,8 +186,8 @@ def test_a_finding_is_the_same_after_it_was_written_and_read() -> None:
 
 
 def test_a_finding_may_have_other_figures() -> None:
-    found = noticed("idle-last-step", file="/a/rank0.json", first_step=1000, last_step=2000)
-    said = "step 2000, the last, launched no GPU work; --steps 1000:2000 leaves it out of the means"
+    found = noticed("idle-last-step", file="/a/rank0.json", last_step=2000, end_step=2001)
+    said = "step 2000, the last, launched no GPU work and is left out; --steps 2000:2001 shows it"
     assert found.text == f"/a/rank0.json: {said}"
     assert relative_to(Path("/a"), found) == with_figures(found, file="rank0.json")
     assert with_figures(found, of="A: ", file=None).text == f"A: {said}"

@@ -73,6 +73,8 @@ def test_gaps_between_operators_of_a_cpu_are_not_called_python(tmp_path: Path, w
     """It may sleep: a trace doesn't have the time that its threads worked. Nor is there advice about GPUs."""
     on_cpu = [step(1, 0, 100), span("cpu_op", "aten::mm", 0, 20), span("cpu_op", "aten::mm", 80, 20)]
     wording(analyse_paths([write(tmp_path / "cpu.json", on_cpu)]).conclusion)
+    on_cpu.append(span("cpu_op", "record_param_comms", 30, 10))  # an operator, though it computes nothing
+    wording(analyse_paths([write(tmp_path / "calls.json", on_cpu)]).conclusion)
 
 
 @pytest.mark.parametrize(

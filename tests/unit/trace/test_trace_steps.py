@@ -64,13 +64,31 @@ def test_the_first_step_begins_when_earlier_work_is_done(tmp_path: Path) -> None
     ]
 
 
-def test_a_marker_at_the_end_without_gpu_work_is_said(tmp_path: Path) -> None:
+def test_a_marker_at_the_end_without_gpu_work_is_no_step(tmp_path: Path) -> None:
     """`step()` has begun it, and the capture ended."""
     path = write(tmp_path / "rank0.json", [*behind(30), step(18, 90, 2)])
     (said,) = (text for text in trace_notes(analyse_paths([path])) if "step 18" in text)
-    assert said.endswith("step 18, the last, launched no GPU work; --steps 15:18 leaves it out of the means")
+    assert said.endswith("step 18, the last, launched no GPU work and is left out; --steps 18:19 shows it")
     others = analyse_paths([path], slice(15, 18)), analyse_paths([write(tmp_path / "b.json", behind(30))])
     assert not any("the last" in text for report in others for text in trace_notes(report))
+    assert [each.step for each in steps_of(path)] == [15, 16, 17]
+    assert [each.step for each in steps_of(path, slice(18, 19))] == [18]
+
+
+def test_a_step_ends_with_the_capture(tmp_path: Path) -> None:
+    """Its mark may be open until the trace is written: 13 s, after 2 µs of work."""
+    events = [step(1, 0, 9000), launch(5, 2, 1), kernel("own", 10, 20, 1)]
+    recording = span("Trace", "PyTorch Profiler (0)", -10, 110)
+    (found,) = steps_of(write(tmp_path / "rank0.json", [*events, recording]))
+    assert (found.span_us, found.idle_us) == (100, 80)
+
+
+def test_of_thinned_traces_work_is_of_the_step_in_which_it_runs(tmp_path: Path) -> None:
+    """Most launches are gone: what is left of them says nothing about the work without any."""
+    events = [kernel("own", 2000 * k, 5) for k in range(1, 10)]
+    events += [launch(16500, 1, 1), kernel("known", 17000, 5, 1), step(1, 0, 9000), step(2, 9000, 10000)]
+    found = steps_of(write(tmp_path / "rank0.json", events))
+    assert [(each.span_us, each.compute_us) for each in found] == [(9000, 20), (10000, 30)]
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["one stream's launches", "no launch"])

@@ -69,10 +69,17 @@ def test_times_in_quotes_are_exact(tmp_path: Path, wording: Wording) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "device"), [("cudaDeviceSynchronize", "CPU"), ("cudaMemcpyAsync", "CPU (GPU not recorded)")]
+    ("category", "name", "device"),
+    [
+        ("cuda_runtime", "cudaDeviceSynchronize", "CPU"),
+        ("cuda_runtime", "cudaMemcpyAsync", "CPU (GPU not recorded)"),
+        ("cpu_op", "nccl:all_reduce", "CPU (GPU not recorded)"),
+    ],
 )
-def test_calls_of_the_profiler_make_no_gpu_program(tmp_path: Path, call: str, device: str) -> None:
-    events = [span("cpu_op", "aten::mm", 0, 50), span("cuda_runtime", call, 60, 900, correlation=1)]
+def test_calls_of_the_profiler_make_no_gpu_program(
+    tmp_path: Path, category: str, name: str, device: str
+) -> None:
+    events = [span("cpu_op", "aten::mm", 0, 50), span(category, name, 60, 900, correlation=1)]
     found = analyse_paths([write(tmp_path / "t.json", events)])
     assert found.ranks[0].device == device
     assert len(trace_notes(found)) == 1 + (device != "CPU")
