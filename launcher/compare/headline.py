@@ -27,9 +27,9 @@ from gpurun.launcher.compare.ranking import (
     time_per_sample,
 )
 from gpurun.launcher.compare.variant_causes import cause, largest_loss, remaining, why_slower
-from gpurun.launcher.findings.finding import AFTER_ALL, Finding, finding, with_figures, worded
+from gpurun.launcher.findings.finding import AFTER_ALL, Finding, finding, reason, with_figures, worded
 from gpurun.launcher.findings.finding_kinds import KINDS
-from gpurun.launcher.findings.run_cases import AS_FAST, ENDED, FASTER, SLOWER, TIMES
+from gpurun.launcher.findings.run_cases import AS_FAST, ENDED, FASTER, OWN_PROCESSES, SLOWER, TIMES
 from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.plan.model import Identity, Plan
 from gpurun.launcher.strategies import STRATEGIES
@@ -76,8 +76,10 @@ def conclude(
     ran = [result for result in results if result.wall_s is not None]
     rival = _named_rival(standings, plan.baseline) if standings else None
     if standings is None and ran:
-        has_some = any(result.reason for result in ran)
-        return (_without_steps(plan, ran), to_do("without-steps", "few-steps" if has_some else "unmarked"))
+        reasons = {result.reason for result in ran}
+        case = "few-steps" if reasons - {None} else "unmarked"
+        case = OWN_PROCESSES if reason(OWN_PROCESSES) in reasons else case
+        return (_without_steps(plan, ran), to_do("without-steps", case))
     if standings is None:
         found: tuple[Finding, ...] = (nothing_measured(plan, complete, results),)
         if complete and results:

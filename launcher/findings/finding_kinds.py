@@ -452,6 +452,8 @@ ADVICE: Mapping[str, str] = {
     "why-untraced": "`gpurun report RUN --details` says why there is no trace",
     "few-steps": "run more steps of the program: none of those that it made is timed",
     "unmarked": "mark each step of the program: `with gpurun.step():`",
+    "own-processes": "train in the process that gpurun starts for each device, without mp.spawn: RANK, "
+    "LOCAL_RANK and WORLD_SIZE are set",
     "uneven": "`gpurun report RUN --details` prints the code that trains with this split",
     "other-figure": "choose by another figure, such as memory",
     "unlike": "for two versions of the code, run one job file with each; for two settings, list both under "

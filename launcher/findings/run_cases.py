@@ -138,6 +138,7 @@ AFFECTED: Cases = {
     "queued": f"{LOADED['queued']}{_LIKEWISE}: these times depend on other load",
     "throttled-of": f"{LOADED['throttled-of']}{_LIKEWISE}: these times depend on that clock",
 }
+OWN_PROCESSES = "own-processes"
 REASONS: Cases = {
     "unused-budget": f"{UNUSED_BUDGET}, since no variant is compared with another; {{setting}} says how much "
     "is measured",
@@ -157,6 +158,7 @@ REASONS: Cases = {
     "hour": "more than an hour",
     "launches": "more than {most} launches of each",
     "unsteady": "the step time did not settle within {num_steps} warm-up steps",
+    OWN_PROCESSES: "the program starts processes of its own (mp.spawn), which aren't seen",
     "only-warmup": "{num_steps:step}, all warm-up; nothing was timed. Run more than {least} steps.",
     "short": "[in {num_short} of {num_launches:launch} ]only {num_steps:step} were recorded, each from one "
     "optimizer step to the next; times are from {num_shown:step} of the second half; run more steps"

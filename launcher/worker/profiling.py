@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import time
 import warnings
@@ -177,9 +178,8 @@ class CallProfile(profile):
     """
 
     def prepare_trace(self) -> None:
-        with warnings.catch_warnings():
-            # torch 2.11 warns at each trace that it has the events of no other one: they aren't needed.
-            warnings.filterwarnings("ignore", "Warning: Profiler clears events")
+        # torch 2.11 warns at each trace that it has the events of no other one: they aren't needed.
+        with without_warning("Warning: Profiler clears events"):
             super().prepare_trace()
 
     def start_trace(self) -> None:
@@ -196,6 +196,21 @@ class CallProfile(profile):
             self.add_metadata_json(CALLS_KEY, json.dumps(calls))
         self.add_metadata_json(CLOCK_KEY, json.dumps(boot_id()))
         super().stop_trace()
+
+
+@contextmanager
+def without_warning(beginning: str) -> Iterator[None]:
+    """Leaves out the warning that begins so.
+
+    `warnings.catch_warnings` would show all others again that are shown once only.
+    """
+    entry = ("ignore", re.compile(beginning), Warning, None, 0)
+    warnings.filters.insert(0, entry)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        with suppress(ValueError):
+            warnings.filters.remove(entry)  # type: ignore[attr-defined]
 
 
 def collective_calls(since_ns: int) -> list[CallRecord]:

@@ -31,6 +31,7 @@ from gpurun.launcher.machine.process_tree import (
     send_signal,
 )
 from gpurun.launcher.processes.protocol import (
+    PROGRAM_ENTRY,
     STREAM_FD,
     Channel,
     Exited,
@@ -76,6 +77,8 @@ class ForkServer:
         self._channel = channel
         self._ranks: dict[int, int] = {}
         """Process id to rank, of those that are not reaped yet."""
+        self._leaders: set[int] = set()
+        """Those of them that run a program."""
         self._ended_ns: dict[int, int] = {}
         """When those of them ended that are known to have, by process id."""
         self._wake, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -104,7 +107,9 @@ class ForkServer:
             self._fork(request)
         elif isinstance(request, Signal):
             for pid in self._ranks:
-                send_signal(pid, request.number)
+                to_all = pid in self._leaders and request.number in ENDING
+                if not (to_all and send_signal(-pid, request.number)):
+                    send_signal(pid, request.number)
         elif isinstance(request, Release):
             _released.add(request.pid)
 
@@ -146,6 +151,8 @@ class ForkServer:
             os.close(self._wake_write)
             run_rank(request, server)
         self._ranks[pid] = request.rank
+        if request.entry == PROGRAM_ENTRY:
+            self._leaders.add(pid)
         self._channel.send(Started(request.rank, pid))
 
     def _note_ends(self) -> None:
@@ -167,6 +174,7 @@ class ForkServer:
                     return
                 time_ns = self._ended_ns.pop(pid, None) or time.time_ns()
                 rank = self._ranks.pop(pid, None)
+                self._leaders.discard(pid)
                 if rank is not None:
                     self._channel.send(Exited(rank, pid, os.waitstatus_to_exitcode(status), time_ns))
 
@@ -207,6 +215,8 @@ def main() -> NoReturn:
         os._exit(code)
 
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals for a program's process group, as torchrun sends them: a rank leads one, once it has begun."""
 FLIGHT_RECORDER_ENTRIES = "2000"
 """Collectives that torch remembers per rank, as torch 2.13 does by default; 1 MB as JSON."""
 

@@ -33,6 +33,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import gpurun
 from gpurun.launcher import stepping
 from gpurun.launcher.errors import MachineError
+from gpurun.launcher.findings.finding import reason
+from gpurun.launcher.findings.run_cases import OWN_PROCESSES
 from gpurun.launcher.inspect.stacks import code_hashes, is_users
 from gpurun.launcher.machine.accelerators import CPU, accelerator_of, gpu_kinds
 from gpurun.launcher.rundir.files import RunDir, append_lines, keep_lines, read_json, write_json
@@ -360,6 +362,8 @@ class ProgramRank:
     pid: int
     has_had_group: Callable[[], bool]
     """Whether the program has made a process group."""
+    has_spawned: Callable[[], bool]
+    """Whether it has started processes that train."""
     beginning: Beginning | None = None
     """`None`: torch was imported with the program's own variables."""
     set_before: Sequence[str] = ()
@@ -465,9 +469,9 @@ class ProgramRank:
                 "anew with that: it started as slowly as under torchrun, and ran what is above that twice"
             )
         code = code_hashes(self.config.job_dir)
-        untimed = (
-            only_warmup_text(steps.count, self.config.warmup) if steps.count > steps.num_timed == 0 else None
-        )
+        untimed = reason(OWN_PROCESSES) if steps.count == 0 and self.has_spawned() else None
+        if steps.count > steps.num_timed == 0:
+            untimed = only_warmup_text(steps.count, self.config.warmup)
         return VariantFacts(warnings=tuple(warnings), unsteady=steps.unsteady, untimed=untimed, code=code)
 
 
@@ -498,12 +502,12 @@ def main(argv: Sequence[str], set_before: Sequence[str] = ()) -> NoReturn:
     hooks = watch_steps(recorder)
     # DataLoader workers and other children aren't ranks; what they write would corrupt the rank's records.
     os.register_at_fork(after_in_child=recorder.abandon)
-    has_had_group = keep_groups_alive()
+    has_had_group, has_spawned = keep_groups_alive(), note_spawned()
     report_other_stores()
     recorder.report_progress()
     beginning = None if set_before else Beginning(tuple(argv), str(run.control(config.launch)))
     pid = os.getpid()
-    program = ProgramRank(config, rank, run, recorder, pid, has_had_group, beginning, set_before)
+    program = ProgramRank(config, rank, run, recorder, pid, has_had_group, has_spawned, beginning, set_before)
     code = program.execute()
     hooks.close()
     try:
@@ -596,6 +600,21 @@ def keep_groups_alive() -> Callable[[], bool]:
     for module in (distributed_c10d, torch.distributed):
         module.destroy_process_group = destroy_process_group  # type: ignore[attr-defined]
     return lambda: bool(kept) or distributed_c10d.is_initialized()
+
+
+def note_spawned() -> Callable[[], bool]:
+    """Whether `torch.multiprocessing` has started processes since, as a function to call at the end."""
+    module = importlib.import_module("torch.multiprocessing.spawn")  # a function has its name
+    original, calls = module.start_processes, list[None]()
+
+    @functools.wraps(original)
+    def start_processes(*args: Any, **kwargs: Any) -> Any:
+        calls.append(None)
+        return original(*args, **kwargs)
+
+    for each in (module, torch.multiprocessing):
+        each.start_processes = start_processes  # type: ignore[attr-defined]
+    return lambda: bool(calls)
 
 
 def report_other_stores() -> None:

@@ -106,6 +106,41 @@ def test_a_rank_whose_variables_are_read_later_begins_once(tmp_path: Path) -> No
     assert log(tmp_path).splitlines() == ["begins", "tensor([1.])"]
 
 
+WARNS = """
+    import warnings
+    import torch
+
+    def warn():
+        warnings.warn("seen once")
+
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(60):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        warn()
+"""
+
+
+def test_a_trace_shows_no_warning_again(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", WARNS)
+    result = gpurun(tmp_path, "run", "train.py", *ONE).ended(0)
+    assert "rank0.pt.trace.json.gz" in str(result.variant("script-1")["ranks"])
+    assert log(tmp_path).count("seen once") == 1 + log(tmp_path).count('warnings.warn("seen once")')
+
+
+def test_a_program_that_starts_its_own_ranks_is_told_so(tmp_path: Path) -> None:
+    program = (
+        "import torch.multiprocessing as mp\nif __name__ == '__main__':\n    mp.spawn(print, nprocs=1)\n"
+    )
+    (tmp_path / "train.py").write_text(program)
+    said = " ".join(gpurun(tmp_path, "run", "train.py", *ONE).ended(0).out.split())
+    assert (
+        "no steps were timed: the program starts processes of its own (mp.spawn), which aren't seen" in said
+    )
+    assert "Next train in the process that gpurun starts for each device, without mp.spawn" in said
+
+
 def test_steps_before_os_exit_are_recorded(tmp_path: Path) -> None:
     write(tmp_path, "train.py", STEPS + "\n    trained(40)\n    os._exit(0)\n")
     result = gpurun(tmp_path, "run", "train.py", *ONE).ended(0)
@@ -247,6 +282,27 @@ def test_ranks_that_do_not_end_in_time_are_killed_and_named(tmp_path: Path) -> N
     assert said in err
     assert said[1:] in " ".join(gpurun(tmp_path, "report", "run", "--details").out.split())
     assert {path.name for path in tmp_path.glob("asked*")} == {"asked0", "asked1"}
+
+
+TOGETHER = (
+    STEPS
+    + """
+    rank = os.environ["RANK"]
+    script = f"trap 'touch told{rank}; exit' TERM; touch ready{rank}; sleep 100 & wait"
+    child = subprocess.Popen(["sh", "-c", script])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(child.wait()))
+    trained(100000, 0.01)
+"""
+)
+
+
+def test_what_a_rank_has_started_gets_the_signal_as_well(tmp_path: Path) -> None:
+    """torchrun sends it to the rank's process group."""
+    write(tmp_path, "train.py", TOGETHER)
+    with training(tmp_path, *TWO) as process:
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
+    assert {path.name for path in tmp_path.glob("told*")} == {"told0", "told1"}
 
 
 SPAWNS = """

@@ -300,7 +300,7 @@ def test_a_program_that_ends_before_its_trace_says_so_whether_or_not_its_steps_h
     for number in range(15):
         recorder.classifier.add(TICK_NS * (1 if has_settled else number + 1), "timed")
     assert bool(recorder.classifier.num_timed) == has_settled
-    program = ProgramRank(config, 0, run, recorder, os.getpid(), lambda: True)
+    program = ProgramRank(config, 0, run, recorder, os.getpid(), lambda: True, lambda: False)
     said = "no trace: the program ended before step 34, and steps 31 to 33 are traced"
     assert program.facts().warnings == (said,)
     assert program.facts(completed=False).warnings == (), "its failure is reported"
