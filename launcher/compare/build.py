@@ -81,7 +81,7 @@ from gpurun.launcher.compare.ranking import (
     standings,
     with_lead,
 )
-from gpurun.launcher.findings.finding import Finding, finding, noticed, ranked
+from gpurun.launcher.findings.finding import Finding, finding, noticed, ranked, with_figures
 from gpurun.launcher.jobfile.values import MAX_TFLOPS
 from gpurun.launcher.machine.accelerators import peak_tflop_per_s
 from gpurun.launcher.plan.model import Node, Plan, refuse_unknown_names_in_job
@@ -190,7 +190,7 @@ def _read(run: RunDir) -> _Recorded:
 def _judge(recorded: _Recorded, differences: Differences, results: tuple[VariantResult, ...]) -> _Judged:
     """Ranks the variants, or applies the gate, and finds what no launch has decided yet."""
     plan, looks = recorded.plan, recorded.looks
-    gate, of_gate = gate_of_run(plan, differences, results, looks) or (None, ())
+    gate, of_gate = gate_of_run(plan, differences, results, looks, _less(recorded, results)) or (None, ())
     if gate is not None:
         results = with_verdicts(results, rows_of_gate(gate, results))
     ranking = standings(results, differences) if is_one_task(plan) and gate is None else None
@@ -206,8 +206,10 @@ def _judge(recorded: _Recorded, differences: Differences, results: tuple[Variant
 def _compared(run: RunDir, recorded: _Recorded, differences: Differences, judged: _Judged) -> Comparison:
     """The comparison without its notes."""
     plan, results, ranking, gate = recorded.plan, judged.variants, judged.ranking, judged.gate
-    less = less_load(results, recorded.host.get("cpu_cores"))
+    less = _less(recorded, results)
     answer = judged.of_gate or conclude(plan, results, ranking, judged.is_measured, differences.within, less)
+    if not (recorded.job.get("profile") or {"steps": 1}).get("steps"):
+        answer = tuple(_asked_for_trace(each) for each in answer)
     named = judged.leader.id if judged.leader and not differences.is_throttled else None
     fits = _fitting(recorded, results, differences) if named else None
     search = _searched(run, judged)
@@ -243,6 +245,15 @@ def _compared(run: RunDir, recorded: _Recorded, differences: Differences, judged
         gate=gate,
         conclusions=CONCLUSIONS,
     )
+
+
+def _less(recorded: _Recorded, results: Sequence[VariantResult]) -> Finding:
+    return less_load(results, recorded.host.get("cpu_cores"))
+
+
+def _asked_for_trace(found: Finding) -> Finding:
+    """The advice to look why there is no trace, where the job wants none."""
+    return with_figures(found, case="untraced") if found.figures.get("case") == "why-untraced" else found
 
 
 def _fitting(
@@ -293,7 +304,7 @@ def _notes(
         *map(killed_note, run.read_killed()),
         *(noticed("recorded", found=each.what) for each in run.read_left()),
         *quiet_notes(run),
-        *software_notes(run, measured.values()),
+        *software_notes(run, plan, measured.values()),
     )
 
 

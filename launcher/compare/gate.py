@@ -193,10 +193,18 @@ def gate_of_run(
     differences: Differences,
     results: Sequence[VariantResult],
     looks: Sequence[Look],
+    less_load: Finding,
 ) -> tuple[Gate, tuple[Finding, ...]] | None:
     """The result of a gate's run so far, and what it says; `None` for another run.
 
     Neighbouring launches of both versions are pairs: what the machine does to one, it does to the other.
+
+    Args:
+        plan: of the run.
+        differences: of its variants.
+        results: of all variants.
+        looks: those taken so far.
+        less_load: what to do about other load.
     """
     gate = plan.gate
     if gate is None:
@@ -214,7 +222,7 @@ def gate_of_run(
     )
     lacks = {each.text: each for pair in pairs for each in pair.lacks(plan.budget_s or 0.0, looks)}
     load = load_percent(results) if gate.metric == "wall" else None  # CPU time has no waiting in it
-    less = () if load is None else (to_do("affected-by-load", "stop-others"),)
+    less = () if load is None else (replace(less_load, weight=0.0),)
     slowest = max(found.of(SLOWER), key=lambda row: row.percent or 0.0, default=None)
     grown = () if slowest is None else _grown(slowest.label, by_id[slowest.a], by_id[slowest.b])
     said = gate_findings(found, (*lacks.values(), *less), load, grown)

@@ -84,7 +84,8 @@ def conclude(
         found: tuple[Finding, ...] = (nothing_measured(plan, complete, results),)
         if complete and results:
             is_short = all(result.status == "oom" for result in results)
-            found = (*found, to_do("not-measured", "oom" if is_short else "ended"))
+            short = "oom-program" if results[0].kind.runs_program else "oom"
+            found = (*found, to_do("not-measured", short if is_short else "ended"))
     elif is_hot(results) and standings.rivals:
         first, *others = throttled_in(results)
         return (finding("not-ranked", num_more=len(others) or None, **first), cool_down())

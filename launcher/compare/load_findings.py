@@ -6,6 +6,7 @@ clocks change isn't known. Threads of one run that wait for each other are part 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gpurun.launcher.compare.figures.recorded import queue_percent, sharing
@@ -55,8 +56,12 @@ def load_percent(results: Sequence[VariantResult]) -> float | None:
     return worst if worst > QUEUE_PERCENT else None
 
 
-def _less(case: str = "stop-others", **figures: Any) -> Finding:
-    return to_do("affected-by-load", case, 0.8, **figures)
+FIRST, LATER = 1.1, 0.8
+"""Weights: fewer threads change least, and go before more launches."""
+
+
+def _less(case: str = "stop-others", weight: float = LATER, **figures: Any) -> Finding:
+    return to_do("affected-by-load", case, weight, **figures)
 
 
 def less_load(results: Sequence[VariantResult], cores: int | None) -> Finding:
@@ -68,15 +73,16 @@ def less_load(results: Sequence[VariantResult], cores: int | None) -> Finding:
     """
     ranked = [result for result in results if is_ranked(result) and result.devices[0].startswith(CPU.name)]
     others = [rank.other_cores for result in ranked for rank in result.ranks if rank.other_cores is not None]
-    if not others or cores is None:
+    widest = max(ranked, key=lambda result: len(result.devices) * max(1, result.threads), default=None)
+    if widest is None or len(widest.devices) * max(1, widest.threads) == 1:
         return _less()
     if any(len(set(result.split or ())) > 1 for result in results) and all(
         result.threads <= 1 for result in ranked
     ):
         return _less()  # fewer devices don't have these splits
-    widest = max(ranked, key=lambda result: len(result.devices) * max(1, result.threads))
-    fewer = less_at_once(len(widest.devices), widest.threads, max(1, round(cores - max(others))))
-    return fewer or _less()
+    free = None if cores is None or not others else max(1, round(cores - max(others)))
+    fewer = None if free is None else less_at_once(len(widest.devices), widest.threads, free)
+    return fewer or _less("fewer-or-stop")
 
 
 def waiting_findings(
@@ -97,7 +103,11 @@ def waiting_findings(
     if is_hot(results) or rival is None or rival.behind.verdict not in ("slower", "faster"):
         return (load, step)
     quiet = rival.behind.without_load or WithoutLoad()
-    return (load, _without_load(rival, quiet), *((step,) if quiet.holds == "no" else ()))
+    if quiet.holds == "no":
+        return (load, _without_load(rival, quiet), step)
+    # What is left to gain is the time of a step.
+    share = replace(step, weight=(load_percent(results) or 0.0) / 100)
+    return (load, _without_load(rival, quiet), *((share,) if "fewer" in step.figures else ()))
 
 
 def _without_load(rival: Rival, quiet: WithoutLoad) -> Finding:
@@ -171,8 +181,8 @@ def less_at_once(num_devices: int, threads: int, free: int) -> Finding | None:
     threads = max(1, threads)
     if num_devices * threads <= free or num_devices == threads == 1:
         return None
-    case, fewer = ("fewer-threads", max(1, free // num_devices)) if threads > 1 else ("fewer-devices", free)
-    num_cores = num_devices * threads
-    return _less(
-        case, fewer=fewer, num_devices=num_devices, threads=threads, num_cores=num_cores, num_free=free
-    )
+    case, weight, fewer = "fewer-devices", LATER, free
+    if threads > 1:
+        case, weight, fewer = "fewer-threads", FIRST, max(1, free // num_devices)
+    taken = {"num_devices": num_devices, "threads": threads, "num_cores": num_devices * threads}
+    return _less(case, weight, fewer=fewer, num_free=free, **taken)

@@ -103,7 +103,7 @@ def once_note(
     ]
     if plan.budget_s is None or len(nums) < 2 or max(nums) > 1 or not looks or looks[-1].launches > 1:
         return None
-    minutes = math.ceil(max(plan.budget_s, spent_s) * MIN_LAUNCHES / 60)
+    minutes = math.ceil(max(plan.budget_s, spent_s * MIN_LAUNCHES) / 60)
     return finding("more-launches", weight=0.9, num_needed=MIN_LAUNCHES, num_minutes=minutes)
 
 
@@ -288,22 +288,27 @@ def killed_note(killed: Killed) -> Finding:
     return noticed("killed", killed=who, launch=killed.launch, were=were, grace_s=killed.grace_s)
 
 
-def software_notes(run: RunDir, measured: Iterable[MeasuredVariant]) -> tuple[Finding, ...]:
-    """The note that launches ran with different software, where a run was resumed after a change of it."""
+def software_notes(run: RunDir, plan: Plan, measured: Iterable[MeasuredVariant]) -> tuple[Finding, ...]:
+    """The note that launches ran other software or code, where a run was resumed after a change of it."""
     counting = {step.launch for variant in measured for steps in variant.steps.values() for step in steps}
     launches = [path.parent.name for path in sorted(run.path.glob("launches/*/launch.json"))]
-    found: dict[tuple[tuple[str, str], ...], int] = {}
+    found: dict[frozenset[tuple[str, str]], int] = {}
     for launch in (name for name in launches if name in counting):
-        if software := tuple(run.read_software(launch).items()):
-            found[software] = found.get(software, 0) + 1
-    if len(found) < 2:
+        code = {} if plan.gate else run.read_imported(launch)  # a gate compares versions of it
+        if software := {**run.read_software(launch), **code}:
+            software_items = frozenset(software.items())
+            found[software_items] = found.get(software_items, 0) + 1
+    versions = list(found)
+    kept = [{name for name, _ in version} for version in versions]
+    known = set.intersection(*kept) if kept else set[str]()  # of some launches, not all modules are known
+    by_version: dict[str, int] = {}
+    for version, num in found.items():
+        differing = sorted(x for x in version if x[0] in known and any(x not in v for v in versions))
+        text = " and ".join(" ".join(item) for item in differing)
+        by_version[text] = by_version.get(text, 0) + num
+    if len(by_version) < 2:
         return ()
-    versions = [set(each) for each in found]
-    differing = versions[0].union(*versions) - versions[0].intersection(*versions)
-    parts = [
-        f"{plural(num, 'launch')} with {' and '.join(' '.join(item) for item in each if item in differing)}"
-        for each, num in found.items()
-    ]
+    parts = [f"{plural(num, 'launch')} with {text}" for text, num in by_version.items()]
     return (noticed("software", parts=parts),)
 
 

@@ -171,11 +171,9 @@ class Differences:
 
     def pairs(self, variant: str, other: str) -> Sequence[float]:
         """ln(t / t of the other) of every pair that an interval is made of."""
-        return (
-            self.family.differences(variant, other)
-            if self.unit == "launch"
-            else self.paired_rounds(variant, other)
-        )
+        if self.unit == "launch" or not self.share_launches(variant, other):
+            return self.family.differences(variant, other)
+        return self.paired_rounds(variant, other)
 
     def without_load(self, variant: str, other: str, centre: float) -> WithoutLoad:
         """The difference less what ranks waited for other load, if that is known.
@@ -500,9 +498,15 @@ def open_pairs(standings: Standings, differences: Differences) -> tuple[OpenPair
     )
 
 
+FEW = 3
+"""Launches: from fewer it isn't known how much they vary."""
+
+
 def _open_pair(rival: Rival, leader: VariantResult, differences: Differences) -> OpenPair:
     variant, behind = rival.result.id, rival.behind
-    launches = _launches_needed(behind.percent, differences.scatter(variant, leader.id))
+    is_known = len(differences.family.differences(variant, leader.id)) >= FEW
+    scatter = differences.scatter(variant, leader.id) if is_known else None
+    launches = _launches_needed(behind.percent, scatter) if is_known else MIN_LAUNCHES
     return OpenPair(variant, behind.percent, behind.ci, launches)
 
 

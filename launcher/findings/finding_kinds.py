@@ -443,7 +443,8 @@ ADVICE: Mapping[str, str] = {
     "settings": "set {settings} in the job",
     "fewer-threads": "set `threads: {fewer}`" + _TAKEN,
     "fewer-devices": "set `devices: cpu:{fewer}`" + _TAKEN,
-    "stop-others": "stop other programs on this machine, or use fewer devices, then run again",
+    "stop-others": "stop other programs on this machine, then run again",
+    "fewer-or-stop": "use fewer devices, or stop other programs on this machine, then run again",
     "gradient": "mend the gradients first: weigh losses by samples (docs/your-model.md)",
     "gradient-even": "mend the gradients first: with an even split they are off, too "
     "(`gpurun report RUN --details` has the likely reason)",
@@ -463,6 +464,7 @@ ADVICE: Mapping[str, str] = {
     "--against REF` launches both versions in turns",
     "ended": "mend what the reason in the table names (`gpurun logs RUN` has more), then "
     "`gpurun --resume RUN`",
+    "oom-program": "take a smaller batch, or store fewer activations (torch.utils.checkpoint)",
     "oom": "take a smaller batch, accumulate gradients (`accumulate`), or store fewer activations "
     "(`checkpointing: full`)",
     "throttled": "let the GPUs cool down, or lower their power limit, then run again",

@@ -324,14 +324,18 @@ def code_hashes(job_dir: str | Path) -> dict[str, str]:
 
     Names are relative to `job_dir`. Files that can't be read are left out.
     """
-    found = {}
-    for path in sorted(set(_users_files()))[:MOST_FILES]:
-        try:
-            digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
-        except OSError:
-            continue
-        found[os.path.relpath(path, os.path.realpath(job_dir))] = digest
-    return found
+    base = os.path.realpath(job_dir)
+    paths = sorted(set(_users_files()))[:MOST_FILES]
+    found = {os.path.relpath(path, base): file_hash(path) for path in paths}
+    return {name: digest for name, digest in found.items() if digest is not None}
+
+
+def file_hash(path: str | Path) -> str | None:
+    """A hash of a file's content; `None` where it can't be read."""
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+    except OSError:
+        return None
 
 
 def _users_files() -> Iterator[str]:

@@ -6,6 +6,7 @@ What `--resume` keeps and measures again is decided here, and put into a sentenc
 import signal
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from gpurun.launcher.compare.figures.recorded import round_times
@@ -13,6 +14,7 @@ from gpurun.launcher.errors import ParamsError
 from gpurun.launcher.failures.root_cause import Failure, fails_everywhere
 from gpurun.launcher.findings.run_cases import ENDED
 from gpurun.launcher.inspect.hang_diagnosis import Hang
+from gpurun.launcher.inspect.stacks import file_hash
 from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.rundir.files import RunDir, write_json
@@ -27,7 +29,7 @@ from gpurun.launcher.rundir.records import (
     elapsed_s,
 )
 from gpurun.launcher.stats.estimates import is_spent
-from gpurun.launcher.units import first_of, plural
+from gpurun.launcher.units import first_of, listed, plural
 
 _MOST_NAMED = 5
 
@@ -100,21 +102,34 @@ def counting_attempts(run: RunDir, launch: Launch) -> list[str]:
     return [attempt for attempt in attempts(run, launch) if attempt not in replaced]
 
 
-def replace_other_software(run: RunDir, plan: Plan, software: Mapping[str, str]) -> tuple[str, ...]:
-    """Attempts that don't count from now on: their repetition isn't complete, and they ran other software.
+def replace_other_software(
+    run: RunDir, plan: Plan, software: Mapping[str, str], job_dir: Path
+) -> dict[str, str]:
+    """Attempts that don't count from now on, and what has changed: other software or code ran in them, and
+    their repetition isn't complete.
 
     The launches of a repetition are compared with each other, so all of them have to run the same.
     """
     begun = {launch.repetition for launch in plan.launches if attempts(run, launch)}
-    found: list[str] = []
+    changed: dict[str, str | None] = {}
     for repetition in sorted(begun):
         launches = [launch for launch in plan.launches if launch.repetition == repetition]
         if any(is_incomplete(run, plan, launch, is_last=repetition == max(begun)) for launch in launches):
             names = [name for launch in launches for name in counting_attempts(run, launch)]
-            found += [name for name in names if run.read_software(name) not in ({}, software)]
+            changed |= {name: _changed(run, name, software, job_dir) for name in names}
+    found = {name: what for name, what in changed.items() if what is not None}
     if found:
         write_json(run.replaced, [*sorted(run.read_replaced()), *found])
-    return tuple(found)
+    return found
+
+
+def _changed(run: RunDir, attempt: str, software: Mapping[str, str], job_dir: Path) -> str | None:
+    """What an attempt ran in another version than is there now; `None`: nothing, as far as it is known."""
+    if run.read_software(attempt) not in ({}, software):
+        return "the software"
+    code = run.read_imported(attempt)
+    other = [name for name, digest in code.items() if file_hash(job_dir / name) != digest]
+    return min(other, default=None)
 
 
 def is_incomplete(run: RunDir, plan: Plan, launch: Launch, is_last: bool) -> bool:
@@ -237,8 +252,7 @@ def merged_facts(run: RunDir, plan: Plan, variant_id: str) -> VariantFacts:
     found = []
     for launch in plan.launches:
         for attempt in counting_attempts(run, launch):
-            path = run.launch_facts(attempt)
-            facts = run.read(path, dict[str, VariantFacts]) if path.exists() else {}
+            facts = run.read_launch_facts(attempt)
             found += [facts.get(variant_id)] if variant_id in run_variants(run, attempt) else []
     known = [facts for facts in found if facts is not None]
     checked = next((facts for facts in known if facts.gradient_reference), VariantFacts())
@@ -291,7 +305,7 @@ class Begun:
     remaining: Remaining
 
 
-def let_run_again(run: RunDir, plan: Plan, software: Mapping[str, str]) -> Resumption:
+def let_run_again(run: RunDir, plan: Plan, software: Mapping[str, str], job_dir: Path = Path()) -> Resumption:
     """Lets variants run again that failed, and launches that ran with other software."""
     statuses = {variant.id: run.read_status(variant.id) for variant in plan.variants}
     lost = {name: status for name, status in statuses.items() if status and status.status not in MEASURED}
@@ -300,7 +314,7 @@ def let_run_again(run: RunDir, plan: Plan, software: Mapping[str, str]) -> Resum
     }
     for variant in again:
         run.status(variant).unlink()  # its logs and failure records are kept
-    replaced = replace_other_software(run, plan, software)
+    replaced = replace_other_software(run, plan, software, job_dir)
     begun = [_begun(run, plan, launch) for launch in plan.launches if attempts(run, launch)]
     return resumption(plan, lost, again.keys(), replaced, begun)
 
@@ -327,7 +341,7 @@ def resumption(
     plan: Plan,
     lost: Mapping[str, VariantStatus],
     again: Collection[str],
-    replaced: Sequence[str],
+    replaced: Mapping[str, str],
     begun: Sequence[Begun],
 ) -> Resumption:
     """The parts of a run that are kept and those that are measured again.
@@ -336,7 +350,7 @@ def resumption(
         plan: of the run.
         lost: variants that weren't measured, with their status.
         again: those of them that are tried again.
-        replaced: attempts that ran other software, and don't count any more.
+        replaced: attempts that don't count any more, and what has changed since.
         begun: launches that the run has begun, without those attempts.
     """
     kept = [state for state in begun if state.finished]
@@ -358,6 +372,7 @@ def resumption(
         with_baseline=min(paired, default=None),
         left_out=tuple(name for name in lost if name not in again),
         replaced=tuple(replaced),
+        changed=tuple(dict.fromkeys(replaced.values())),
         interrupted=interrupted,
         not_begun=None
         if plan.budget_s
@@ -380,8 +395,8 @@ def resumption_text(found: Resumption) -> str:
         which = "they" if lost[1:] else "it"
         parts.append(f"measures {first_of(lost, _MOST_NAMED)} again{paired}: {which} {how}")
     if found.replaced:
-        names = first_of(found.replaced, _MOST_NAMED)
-        parts.append(f"measures {names} again: the software has changed")
+        names, what = first_of(found.replaced, _MOST_NAMED), listed(found.changed or ("the software",))
+        parts.append(f"measures {names} again: {what} {'have' if found.changed[1:] else 'has'} changed")
     if without := [name for name, (done, _) in found.interrupted.items() if not done]:
         parts.append(f"measures {first_of(without, _MOST_NAMED)} again: the run was interrupted")
     for name, (done, num) in found.interrupted.items():

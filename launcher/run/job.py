@@ -172,7 +172,7 @@ def prepare(
     if not nodes:
         check_loopback()
     run = run_to_resume(resume, plan) if resume else open_run(job.given, spec, plan, machine, job.out)
-    resumed = let_run_again(run, plan, software_of(machine)) if resume else None
+    resumed = let_run_again(run, plan, software_of(machine), job.job_dir) if resume else None
     if found is not None:
         write_json(run.max_batch, found)
     if job.keep_at is not None:

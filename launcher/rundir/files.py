@@ -533,6 +533,16 @@ class RunDir:
         path = self.software(launch_id)
         return self.read(path, dict[str, str]) if path.exists() else {}
 
+    def read_launch_facts(self, launch_id: str) -> dict[str, VariantFacts]:
+        """What was found out about the variants of a launch; empty where it ended before that."""
+        path = self.launch_facts(launch_id)
+        return self.read(path, dict[str, VariantFacts]) if path.exists() else {}
+
+    def read_imported(self, launch_id: str) -> dict[str, str]:
+        """The files of the user's code that ran in a launch, with a hash of each, as far as it is known."""
+        facts = self.read_launch_facts(launch_id).values()
+        return {name: digest for each in facts for name, digest in each.code.items()}
+
     def read_steps(self, variant_id: str) -> dict[int, list[StepRecord]]:
         """Step records of a variant by rank, in the order in which they were written; none of `replaced`."""
         return self.read_all_steps((variant_id,))[variant_id].by_rank

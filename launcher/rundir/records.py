@@ -587,6 +587,7 @@ class Resumption:
     left_out: tuple[str, ...] = ()
     """Variants that ran out of memory, as they would again."""
     replaced: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
     """Attempts whose launches are measured again, since they ran other software."""
     interrupted: Mapping[str, tuple[Count, Count]] = field(default_factory=dict)
     """Launches that go on: how many of how many rounds they have completed."""

@@ -555,6 +555,17 @@ def test_where_all_failed_nothing_is_said_of_launches_and_budget(files: Files) -
     assert (comparison.complete, notes_of(comparison)) == (True, ())
 
 
+def test_two_launches_do_not_say_how_many_it_takes(files: Files) -> None:
+    """6 at least; how much they vary, and so whether 64 are enough, isn't known."""
+    whole = replace(write_across(files, 2, [1.001, 1.9]), budget_s=10.0)
+    write_json(files.run.plan, whole)
+    append_lines(files.run.looks, [Look(1, 1.0), Look(2, 1.0)])
+    comparison = compare_run(files.run)
+    against = known(by_id(comparison)["dp-2-even"].vs_baseline)
+    assert (against.wins, against.of, against.ci) == (2, 2, None)
+    assert "1 minute may separate dp 32/32" in comparison.summary
+
+
 def test_only_launches_of_the_same_repetition_are_pairs(files: Files) -> None:
     whole = write_across(files, 6, [1.5] * 6)
     for rank in range(1):

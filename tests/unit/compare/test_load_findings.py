@@ -13,7 +13,7 @@ import pytest
 
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.figures.recorded import queue_percent, shares_of_rounds, sharing, throttled
-from gpurun.launcher.compare.load_findings import interference_in, is_long_enough
+from gpurun.launcher.compare.load_findings import interference_in, is_long_enough, less_load
 from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.machine.process_tree import TICK_NS, cores_ns
 from gpurun.launcher.plan.model import Process
@@ -293,6 +293,21 @@ def test_a_hot_gpu_leaves_nothing_ranked_and_says_what_to_do(files: Any, wording
     assert [one.id for one in by_rank(comparison)[0]] == [one.id for one in comparison.variants]
     pasted = known(lines_to_paste(comparison))
     wording(pasted)
+
+
+def test_fewer_threads_are_tried_before_more_launches(files: Any) -> None:
+    """They change least, and waiting for cores is most of what is left to gain."""
+    results = noisy(files, 30.0).variants
+    ranks = tuple(replace(rank, other_cores=1.0) for rank in results[0].ranks)
+    many = [replace(result, split=(32, 32), threads=2, ranks=ranks) for result in results]
+    found = [less_load(many, cores) for cores in (4, None)]
+    assert [each.text for each in found] == [
+        "set `threads: 1`: 2 devices × 2 threads need 4 cores (free: 3)",
+        "use fewer devices, or stop other programs on this machine, then run again",
+    ]
+    assert found[0].weight > 1 > found[1].weight  # of more launches: 1
+    alone = [replace(result, devices=("cpu:0",), split=None, threads=1) for result in results[:1]]
+    assert less_load(alone, 4).text == "stop other programs on this machine, then run again"
 
 
 def test_what_wasnt_ranked_for_a_low_clock_names_only_clocks(files: Any) -> None:

@@ -45,20 +45,21 @@ def without(*variants: str, done: int = 0) -> Begun:
 def test_each_kind_of_what_is_left_has_its_words(wording: Wording) -> None:
     rest = COMPLETE[1:]
     for lost, again, replaced, begun in (
-        ({}, (), (), COMPLETE),
-        ({}, (), (), []),
-        ({}, (), (), [without(SPLIT, THIRD, done=2)]),
-        ({SPLIT: KILLED}, (SPLIT,), (), [without(SPLIT), *rest]),
-        ({SPLIT: LATE, THIRD: LATE}, (SPLIT, THIRD), (), [without(SPLIT, THIRD), *rest]),
-        ({THIRD: TOO_LARGE}, (), (), COMPLETE),
-        ({SPLIT: LATE, THIRD: TOO_LARGE}, (SPLIT,), (), [without(SPLIT), *rest[:1]]),
-        ({}, (), ("01-ddp-2",), [replace(without(*ALL), finished=frozenset()), *rest]),
+        ({}, (), {}, COMPLETE),
+        ({}, (), {}, []),
+        ({}, (), {}, [without(SPLIT, THIRD, done=2)]),
+        ({SPLIT: KILLED}, (SPLIT,), {}, [without(SPLIT), *rest]),
+        ({SPLIT: LATE, THIRD: LATE}, (SPLIT, THIRD), {}, [without(SPLIT, THIRD), *rest]),
+        ({THIRD: TOO_LARGE}, (), {}, COMPLETE),
+        ({SPLIT: LATE, THIRD: TOO_LARGE}, (SPLIT,), {}, [without(SPLIT), *rest[:1]]),
+        ({}, (), {"01-ddp-2": "the software"}, [replace(without(*ALL), finished=frozenset()), *rest]),
+        ({}, (), {"01-ddp-2": "train.py"}, [replace(without(*ALL), finished=frozenset()), *rest]),
     ):
         wording(resumption_text(resumption(PLAN, lost, again, replaced, begun)))
 
 
 def test_what_a_budget_begins_later_is_not_known() -> None:
-    found = resumption(replace(PLAN, budget_s=60.0), {}, (), (), COMPLETE[:1])
+    found = resumption(replace(PLAN, budget_s=60.0), {}, (), {}, COMPLETE[:1])
     assert found.not_begun is None
     assert "begins" not in resumption_text(found)
 
@@ -89,7 +90,7 @@ def test_only_what_ran_out_of_memory_by_itself_is_left_out(
 @given(st.dictionaries(st.sampled_from(sorted(ALL)), st.sampled_from([KILLED, TOO_LARGE, LATE])), st.data())
 def test_every_lost_variant_is_named_once(lost: dict[str, VariantStatus], data: st.DataObject) -> None:
     again = data.draw(st.sets(st.sampled_from(sorted(lost)))) if lost else set()
-    found = resumption(PLAN, lost, again, (), COMPLETE)
+    found = resumption(PLAN, lost, again, {}, COMPLETE)
     assert found.again.keys() == again
     assert {*found.left_out} == lost.keys() - again
     text = resumption_text(found)

@@ -16,6 +16,7 @@ from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.compare.notes import quiet_notes
 from gpurun.launcher.errors import Interrupted, MachineError, NodesError, ParamsError, SpecError
 from gpurun.launcher.inspect.snapshot import RankSnapshot
+from gpurun.launcher.inspect.stacks import file_hash
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.machine.host import inspect_machine
 from gpurun.launcher.plan.build import build_plan
@@ -35,8 +36,10 @@ from gpurun.launcher.rundir.records import (
     Look,
     MemoryPeak,
     StepRecord,
+    VariantFacts,
 )
 from gpurun.launcher.rundir.store import Store, keep_at
+from tests.known import known
 from tests.said import notes_of
 from tests.unit.plan.machines import FakeMachine
 from tests.unit.run.fake_ranks import FakeClock, OfRank, Removed, Script
@@ -683,6 +686,23 @@ def test_an_incomplete_pair_of_launches_is_measured_again_with_other_software(
     assert [step.launch for step in second.run.read_steps("dp-2-even")[0]] == ["02-dp-2", "03-dp-2~2"]
     said = "The software has changed during this run: 2 launches with torch 2.7.0 and 2 launches with torch"
     assert any(note.startswith(said) for note in notes_of(comparison))
+
+
+def test_an_incomplete_pair_of_launches_is_measured_again_with_other_code(tmp_path: Path) -> None:
+    case = Case(tmp_path, f"{STRATEGIES}steps: {{rounds: 3, launches: 2, together: never}}\n", [])
+    ended = iter((True, True, True, False))
+    case.ranks.scripts = lambda one: with_step(one, case.run) if next(ended) else [(1.0, CTRL_C)]
+    with pytest.raises(Interrupted):
+        case.session.execute()
+    model = tmp_path / "model.py"
+    model.write_text("lr = 0.1")
+    for launch in ("01-ddp-2", "03-dp-2"):
+        ran = VariantFacts(code={"model.py": known(file_hash(model))})
+        write_json(case.run.launch_facts(launch), {"dp-2-even": ran})
+    assert let_run_again(case.run, case.plan, {}, tmp_path).replaced == ()
+    model.write_text("lr = 0.2")
+    found = let_run_again(case.run, case.plan, {}, tmp_path)
+    assert (found.replaced, found.changed) == (("03-dp-2",), ("model.py",))  # the first pair is complete
 
 
 def test_of_what_ran_out_of_memory_only_what_the_kernel_killed_is_tried_again(
