@@ -159,7 +159,7 @@ def h2d(max_mib: int = 64) -> Probe:
     """Copies of 4 KiB to `max_mib` MiB, from and to pinned and pageable memory, and between devices.
 
     A copy within a device reads and writes its memory: it counts twice. Each copies other bytes than those
-    before, so that none come from the device's cache.
+    before, so that none from 512 KiB on come from the device's cache.
 
     Args:
         max_mib: the largest copy.
@@ -210,6 +210,7 @@ def copies(
 UNCACHED_BYTES = 512 * MIB
 """More than any cache of a GPU holds: 256 MB of an MI300X, 126 MB of a B200."""
 MOST_PLACES = 1024
+"""Of 512 KiB each, they are as much as that."""
 
 
 def copies_within(series: str, buffer: torch.Tensor, sizes: tuple[int, ...]) -> Iterator[BenchmarkCase]:

@@ -1,8 +1,9 @@
 """`python -m benchmarks.gpu [NAME …]`: ordered checks for a machine with one GPU, the most valuable first.
 
 Never aborts, and ends within a limit: each check has one of its own, and none begins with less than 15 s
-left. The results directory has `results.txt` (a line per check and what it found), logs, and all runs, which
-are brought up to date after every check. `make gpu-rehearsal` runs it on one CPU device.
+left; those that didn't are named at the end, for a second command. `results.tar.gz` in the results directory
+is all that is to be taken along, and up to date after every check: `results.txt` (a line per check and what
+it found), logs, runs, and the smallest traces. `make gpu-rehearsal` runs it on one CPU device.
 """
 
 import argparse
@@ -25,8 +26,9 @@ ROOT = Path(__file__).resolve().parents[2]
 FOUND = "FOUND: "
 """How a line begins that `results.txt` takes from the log of a check."""
 LEAST_S = 15
-MAX_TRACE_BYTES = 12_000_000
+CAPTURE_BEGINS_S = 40
 MAX_TRACES_BYTES = 15_000_000
+ARCHIVE = "results.tar.gz"
 
 
 @dataclass(frozen=True)
@@ -269,7 +271,10 @@ def capture(bench: Bench) -> int:
     )
     running = subprocess.Popen([sys.executable, "-m", "gpurun", *words, "--", *own], cwd=bench.out)
     try:
-        while running.poll() is None and not any((bench.out / "runs/capture").glob("variants/*/rank0.jsonl")):
+        deadline = time.monotonic() + CAPTURE_BEGINS_S
+        while running.poll() is None and time.monotonic() < deadline:
+            if any((bench.out / "runs/capture").glob("variants/*/rank0.jsonl")):
+                break
             time.sleep(0.2)
         code = bench.gpurun("stacks", "runs/capture")
         code = max(code, bench.gpurun("capture", "runs/capture"))
@@ -311,19 +316,19 @@ CHECKS = (
     Check("env", 90, env),
     Check("selftest", 170, selftest),
     Check("quick", 120, quick),
-    Check("gpt124m", 170, gpt124m),
-    Check("loop", 110, loop),
-    Check("trace", 60, trace),
+    Check("shared", 90, shared),
+    Check("h2d", 60, partial(micro_benchmark, "h2d", {True: "max_mib: 1024", False: "max_mib: 4"})),
     Check("program", 60, program),
+    Check("capture", 70, capture),
+    Check("gpt124m", 170, gpt124m),
+    Check("loop", 170, loop),
+    Check("resnet50", 150, resnet50),
+    Check("trace", 60, trace),
     Check("crossover", 60, crossover),
     Check("precision", 90, precision),
     Check("oom", 60, oom),
-    Check("shared", 90, shared),
-    Check("h2d", 60, partial(micro_benchmark, "h2d", {True: "max_mib: 1024", False: "max_mib: 4"})),
     Check("matmul", 60, partial(micro_benchmark, "matmul", {True: "max_size: 8192", False: "max_size: 256"})),
     Check("semantics", 40, semantics, only_gpu=True),
-    Check("resnet50", 80, resnet50),
-    Check("capture", 70, capture),
     Check("tests", 330, tests, only_gpu=True),
 )
 
@@ -335,7 +340,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; without one, all")
     parser.add_argument("--device", default="cuda:0", help="cpu:1 rehearses them")
     parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="the directory of the results")
-    parser.add_argument("--limit", type=float, default=900.0, help="seconds that all may take together")
+    parser.add_argument("--limit", type=float, default=540.0, help="seconds that all may take together")
     parser.add_argument("--wheels", type=Path, help="a directory with wheels that this machine lacks")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -356,6 +361,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         environment = _environment(options.wheels, Path(directory))
         failed = [line for line in _run_all(wanted, bench, options.limit, environment, results.write) if line]
     print(f"{len(wanted) - len(failed)} of {len(wanted)} checks passed; results are in {out}")
+    left = [name for name in failed if not (out / f"logs/{name}.log").exists()]
+    if left:
+        print(f"not run: python -m benchmarks.gpu {' '.join(left)}")
     return int(bool(failed))
 
 
@@ -434,24 +442,23 @@ def _environment(wheels: Path | None, directory: Path) -> dict[str, str]:
 
 
 def _pack(out: Path) -> None:
-    """Runs without traces as one file, and the smallest traces as another, to be taken along."""
-    files = sorted(
-        (path for path in (out / "runs").rglob("*") if path.is_file()), key=lambda path: path.stat().st_size
-    )
-    traces = [
-        path for path in files if path.name.endswith(".json.gz") and path.stat().st_size < MAX_TRACE_BYTES
-    ]
-    others = [path for path in files if not path.name.endswith((".json.gz", ".pickle"))]
-    taken, chosen = 0, []
+    """All results as one file, with the smallest traces."""
+    files = [path for path in out.rglob("*") if path.is_file() and not path.name.startswith(ARCHIVE)]
+    traces = sorted((path for path in files if path.name.endswith(".json.gz")), key=_size)
+    chosen = [path for path in files if not path.name.endswith((".json.gz", ".pickle"))]
+    taken = 0
     for path in traces:
-        taken += path.stat().st_size
+        taken += _size(path)
         chosen += [path] if taken < MAX_TRACES_BYTES else []
-    for name, found in (("runs.tar.xz", others), ("traces.tar", chosen)):
-        draft = out / f"{name}.new"
-        with tarfile.open(draft, "w:xz" if name.endswith("xz") else "w") as archive:
-            for path in found:
-                archive.add(path, path.relative_to(out))
-        shutil.move(draft, out / name)
+    draft = out / f"{ARCHIVE}.new"
+    with tarfile.open(draft, "w:gz", compresslevel=1) as archive:
+        for path in chosen:
+            archive.add(path, path.relative_to(out))
+    shutil.move(draft, out / ARCHIVE)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size
 
 
 if __name__ == "__main__":

@@ -149,8 +149,12 @@ def throttled_in(results: Sequence[VariantResult]) -> tuple[Load, ...]:
 
 
 def load_so_far(run: RunDir, plan: Plan, launch: Launch) -> str | None:
-    """The message while a run goes on whose ranks wait for cores; `None` while nothing shows that."""
-    for variant_id in launch.variants:
+    """The message while a run goes on whose ranks wait for cores; `None` while nothing shows that.
+
+    A GPU may work meanwhile: what its rank waits for a core may cost nothing.
+    """
+    on_host = (v for v in launch.variants if plan.variant(v).devices[0].startswith(CPU.name))
+    for variant_id in on_host:
         steps = run.read_steps(variant_id)
         timed = {rank: [step for step in its if step.kind == "timed"] for rank, its in steps.items()}
         for rank, waited in waiting_of_ranks(timed, sharing(launch.processes)).items():

@@ -1,6 +1,6 @@
 """The configuration that the workers of a launch, or the ranks of its program, read."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -68,15 +68,32 @@ def fit_at_once(
     """
     if any(not peaks.get(variant) for turn in turns for variant in turn.variants):
         return False
-    is_host = accelerator_of(turns[0].processes[0].devices[0]).is_host
-    of_ranks: Callable[[Iterable[int]], int] = sum if is_host else max
-    needed = sum(
-        max(of_ranks(peak.reserved or peak.total for peak in peaks[v].values()) for v in turn.variants)
-        for turn in turns
+    devices = {device for turn in turns for process in turn.processes for device in process.devices}
+    if accelerator_of(next(iter(devices))).is_host:
+        return bool(_need(turns, peaks, devices) <= SHARE_OF_MEMORY * host["memory_available_gib"] * GIB)
+    free_gib = {}
+    for device in devices:
+        gpu = host["gpus"][int(device.rpartition(":")[2])]
+        free_gib[device] = (gpu["memory_gib"] or 0.0) - (gpu.get("used_gib") or 0.0)
+    return all(
+        _need(turns, peaks, {device}) <= SHARE_OF_MEMORY * free * GIB for device, free in free_gib.items()
     )
-    of_gpus = ((gpu["memory_gib"] or 0.0) - (gpu.get("used_gib") or 0.0) for gpu in host["gpus"])
-    available_gib: float = host["memory_available_gib"] if is_host else min(of_gpus)
-    return needed <= SHARE_OF_MEMORY * available_gib * GIB
+
+
+def _need(
+    turns: Sequence[Launch], peaks: Mapping[str, Mapping[int, MemoryPeak]], devices: Collection[str]
+) -> int:
+    """The bytes of all models at once on these devices, which share their memory."""
+    needed = 0
+    for turn in turns:
+        num_own = (
+            1 if len(turn.processes) > 1 else None
+        )  # the first process has other strategies' devices, too
+        owned = {process.rank: set(process.devices[:num_own]) for process in turn.processes}
+        ranks = [rank for rank, own in owned.items() if own & set(devices)]
+        of_variants = ([peaks[v][rank] for rank in ranks if rank in peaks[v]] for v in turn.variants)
+        needed += max(sum(peak.reserved or peak.total for peak in found) for found in of_variants)
+    return needed
 
 
 def launch_config_for(

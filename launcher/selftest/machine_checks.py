@@ -373,7 +373,9 @@ def link_gb_per_s(seen: Evidence, low: int, high: int) -> float | None:
     if not transport(seen, low, high).startswith("PCIe"):
         return None
     lanes = [seen.health[rank].pcie_gb_per_s for rank in (low, high)]
-    return min(rate for rate in lanes if rate) if all(lanes) else None
+    # Without peer access, messages take the way that copies take.
+    copies = [seen.facts[rank].copy_gb_per_s for rank in (low, high) if rank < len(seen.facts)]
+    return min(rate for rate in (*lanes, *copies) if rate) if all(lanes) else None
 
 
 def least_sent(way: str, seen: Evidence) -> float:
@@ -432,7 +434,7 @@ a desktop often have, they reach 0.4; in a virtual machine the driver may not kn
 def pcie_links(seen: Evidence) -> CheckResult:
     """Links that have fewer lanes or an older generation at work than card and slot have in common.
 
-    A fault only where copies aren't known to be fast.
+    A fault only where copies are slow.
     """
     wrong: list[CheckResult] = []
     narrow: list[CheckResult] = []
@@ -445,15 +447,16 @@ def pcie_links(seen: Evidence) -> CheckResult:
         found.append(link)
         if any(now < least for now, least in zip(facts.pcie_link, most, strict=True)):
             carried = PCIE_GB_PER_S.get(most[0], 0.0) * most[1]
-            is_fast = (facts.copy_gb_per_s or 0.0) >= LEAST_COPIED * carried
-            result = (ok if is_fast else failed)(
+            rate = facts.copy_gb_per_s
+            is_slow = rate is not None and rate < LEAST_COPIED * carried
+            result = (failed if is_slow else ok)(
                 "slow-pcie",
                 device=seen.devices[facts.rank],
                 link=link,
                 expected_link=expected,
                 gb_per_s=facts.copy_gb_per_s,
             )
-            (narrow if is_fast else wrong).append(result)
+            (wrong if is_slow else narrow).append(result)
     if len(found) < len(seen.devices) and not wrong:
         return skipped("not-reported")
     return judged(wrong, *(narrow or [ok("pcie", links=", ".join(sorted(set(found))))]))

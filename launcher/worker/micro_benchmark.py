@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.files import append_lines
 from gpurun.launcher.rundir.records import PointRecord
@@ -78,7 +79,7 @@ class ProbeRounds:
         """Why these times include other programs' load, by rank; all ranks must call it."""
         waited = self.waiting(noise, max(lasted_ns, 1))
         for rank, percent in enumerate(self.peers.gather(100 * waited.most)):
-            if percent > QUEUE_PERCENT:
+            if percent > QUEUE_PERCENT and accelerator_of(self.site.device.type).is_host:  # a GPU goes on
                 yield f"rank {rank} waited for a free core in {queued_text(percent)} of the time: {BUSY}"
         loads = self.load.loads() if self.load else ()
         for name, gpu in zip(self.site.names, loads, strict=False):

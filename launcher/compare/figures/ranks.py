@@ -490,12 +490,13 @@ def mean_of(values: Iterable[float | None]) -> float | None:
 def with_breakdown(figures: RankFigures, traced: Traced | None, alone: bool = False) -> RankFigures:
     """The rank's figures with what its trace adds to them; one device `alone` has no communication."""
     breakdown = traced.ranks.get(figures.rank) if traced else None
-    if traced is None or breakdown is None:
-        return figures
+    is_gpu = not figures.device.startswith(CPU.name)
+    if traced is None or breakdown is None:  # whether a GPU had work meanwhile isn't known
+        return replace(figures, queue_percent=None) if is_gpu else figures
     operators_ns = traced.operators_ns.get(figures.rank, {})
     exposed_ms = None if alone else breakdown.exposed_comm_ns / 1e6
     queued = figures.queue_percent
-    if queued is not None and not figures.device.startswith(CPU.name) and breakdown.span_ns:
+    if queued is not None and is_gpu and breakdown.span_ns:
         queued = min(queued, 100 * breakdown.idle_ns / breakdown.span_ns)
     return replace(
         figures,

@@ -614,13 +614,16 @@ def timed_steps(measured: MeasuredVariant, rank: int) -> list[StepRecord]:
 
 
 def typical_ms(measured: MeasuredVariant) -> dict[int, float]:
-    """Each rank's mean step in a round, the median over rounds, less its share of waiting for other load."""
-    found = {}
+    """Each rank's mean step in a round, the median over rounds, less its share of waiting for other load.
+
+    A GPU may work while its rank waits for a core: its steps count as they are.
+    """
+    found, is_host = {}, measured.variant.devices[0].startswith(CPU.name)
     for rank in measured.steps:
         timed = timed_steps(measured, rank)
         means_ns = [fmean(block) for block in round_blocks_ns(timed, "timed").values()]
         if means_ns:
-            waited = queue_percent(measured.waiting.get(rank, {})) or 0.0
+            waited = (queue_percent(measured.waiting.get(rank, {})) or 0.0) if is_host else 0.0
             found[rank] = median(means_ns) / 1e6 * (1 - waited / 100)
     return found
 

@@ -97,6 +97,7 @@ def inspect_amd_gpus(environ: Mapping[str, str], root: Path = Path("/")) -> Gpus
     """
     nodes = gpu_nodes(root)
     usable = [node for node in nodes if can_open(node, root)]
+    of_rocm = _chosen(usable, environ.get(ROCR_VISIBLE))
     visible = visible_nodes(usable, environ)
     library = load_amdsmi()
     handles = _handles(library)
@@ -108,12 +109,20 @@ def inspect_amd_gpus(environ: Mapping[str, str], root: Path = Path("/")) -> Gpus
     version = _ask(library, "amdsmi_get_gpu_driver_info", next(iter(handles.values()), None))
     return Gpus(
         gpus=tuple(
-            _gpu(library, handles.get(node.bus), index, visible, root) for index, node in enumerate(visible)
+            _gpu(library, handles.get(node.bus), index, visible, root, _name_for_hip(node, of_rocm))
+            for index, node in enumerate(visible)
         ),
         driver=str((version or {}).get("driver_version") or _read(root / "sys/module/amdgpu/version"))
         or None,
         notes=(*notes, *([WITHOUT_LIBRARY] if visible and not handles else [])),
     )
+
+
+def _name_for_hip(node: TopologyNode, nodes: Sequence[TopologyNode]) -> str:
+    """What HIP_VISIBLE_DEVICES takes for one of these GPUs: its UUID; its number where that isn't its alone,
+    as consumers' cards may have none, and partitions that of their GPU."""
+    same = [other for other in nodes if other.uuid == node.uuid]
+    return node.uuid if node.uuid and len(same) == 1 else str(nodes.index(node))
 
 
 def can_open(node: TopologyNode, root: Path) -> bool:
@@ -154,7 +163,9 @@ def _named(nodes: Sequence[TopologyNode], token: str) -> TopologyNode | None:
     return found[0] if token.startswith("GPU-") and len(found) == 1 else None
 
 
-def _gpu(library: Any, handle: Any, index: int, visible: Sequence[TopologyNode], root: Path) -> Gpu:
+def _gpu(
+    library: Any, handle: Any, index: int, visible: Sequence[TopologyNode], root: Path, name_for_hip: str
+) -> Gpu:
     node = visible[index]
     ask = partial(_ask, library, handle=handle)
     clock = _clock(library, handle)
@@ -162,7 +173,7 @@ def _gpu(library: Any, handle: Any, index: int, visible: Sequence[TopologyNode],
     name = _name(ask("amdsmi_get_gpu_asic_info"), node, root)
     return Gpu(
         index=index,
-        uuid=node.uuid or str(index),
+        uuid=name_for_hip,
         name=f"{name} partition" if num_parts > 1 else name,
         memory_gib=node.memory_bytes / GIB or None,
         used_gib=_gib(_number(ask("amdsmi_get_gpu_vram_usage"), "vram_used"), MIB),

@@ -165,6 +165,7 @@ USUAL = frozenset(
 """Words of a name that leave the rates as they are; others may not: `D`, `Ti`, `Laptop`, `MIG`, `24Q`."""
 
 H100_RATES = {"bf16": 989.4, "fp16": 989.4, "tf32": 494.7, "fp32": 66.9, "fp64": 66.9}
+H100_PCIE_RATES = {"bf16": 756.0, "fp16": 756.0, "tf32": 378.0, "fp32": 51.2, "fp64": 51.2}
 A100_RATES = {"bf16": 312.0, "fp16": 312.0, "tf32": 156.0, "fp32": 19.5, "fp64": 19.5}
 
 NVIDIA_PEAKS = (
@@ -178,12 +179,7 @@ NVIDIA_PEAKS = (
     ),
     # Source: NVIDIA H100 Tensor Core GPU Architecture white paper, V1.04, tables 1 and 3: H100 PCIe.
     # https://nvdam.widen.net/s/95bdhpsgrs/nvidia_h100_tensor_core_gpu_architecture_whitepaper_v1.03
-    Peak(
-        ("H100", "PCIe"),
-        {"bf16": 756.0, "fp16": 756.0, "tf32": 378.0, "fp32": 51.2, "fp64": 51.2},
-        2000.0,
-        (80,),
-    ),
+    Peak(("H100", "PCIe"), H100_PCIE_RATES, 2000.0, (80,)),
     # Source: the same, H100 SXM5.
     Peak(("H100", "HBM3"), H100_RATES, 3350.0, (80,)),
     # Source: NVIDIA H200 product page, H200 NVL, half of the figures "with sparsity".
@@ -201,7 +197,8 @@ NVIDIA_PEAKS = (
     Peak(("GH200", "480GB"), H100_RATES, 4000.0, (96,)),
     Peak(("GH200", "120GB"), H100_RATES, 4000.0, (96,)),
     Peak(("GH200", "144G", "HBM3e"), H100_RATES, 4900.0, (144,)),
-    # Source: NVIDIA H800 Tensor Core GPU datasheet, H800 SXM: an H100 with less of NVLink and float64.
+    # Source: NVIDIA H800 Tensor Core GPU datasheet, an H100 with less of NVLink and float64.
+    Peak(("H800", "PCIe"), {**H100_PCIE_RATES, "fp64": 0.8}, 2000.0, (80,)),
     Peak(("H800",), {**H100_RATES, "fp64": 1.0}, 3350.0, (80,)),
     # Source: NVIDIA H20 GPU datasheet.
     Peak(("H20",), {"bf16": 148.0, "fp16": 148.0, "tf32": 74.0, "fp32": 44.0, "fp64": 1.0}, 4000.0, (96,)),

@@ -1,6 +1,7 @@
 """NVIDIA GPUs, as their driver's library (NVML) reports them, and their health: no CUDA context, no torch."""
 
 import importlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -87,7 +88,8 @@ def inspect_nvidia_gpus(environ: Mapping[str, str], root: Path = Path("/"), bind
         nvml.nvmlInit()
     except nvml.NVMLError_LibraryNotFound:
         if gpus := _gpus_of_module(visible, root):
-            return Gpus(gpus, notes=(f"{NO_LIBRARY}; memory, power and other processes aren't known",))
+            notes = (f"{NO_LIBRARY}; memory, power and other processes aren't known",)
+            return Gpus(gpus, notes=notes, driver=_version_of_module(root))
         return Gpus(nvml_error=NO_LIBRARY) if has_module(root) else Gpus()
     except nvml.NVMLError as error:
         return Gpus(nvml_error=str(error))
@@ -105,8 +107,21 @@ def inspect_nvidia_gpus(environ: Mapping[str, str], root: Path = Path("/"), bind
         nvml.nvmlShutdown()
 
 
+def _version_of_module(root: Path) -> str | None:
+    try:
+        found = _VERSION.search((root / "proc/driver/nvidia/version").read_text())
+    except OSError:
+        return None
+    return found[0] if found else None
+
+
+_VERSION = re.compile(r"\b\d{3,}(\.\d+){1,2}\b")
+"""`550.54.15` in the first line of `proc/driver/nvidia/version`."""
+
+
 def _gpus_of_module(visible: str | None, root: Path) -> tuple[Gpu, ...]:
-    """The GPUs that the kernel's module names, those in `visible` if it is given; torch needs no NVML.
+    """The GPUs that the kernel's module names and whose device file is here, those in `visible` if it is
+    given; torch needs no NVML.
 
     Source: NVIDIA driver README, appendix "Proc Filesystem Interface".
     """
@@ -117,7 +132,8 @@ def _gpus_of_module(visible: str | None, root: Path) -> tuple[Gpu, ...]:
         except OSError:
             continue
         facts = {key.strip(): value.strip() for key, _, value in rows}
-        if facts.get("GPU UUID", "").startswith("GPU-"):
+        device = root / f"dev/nvidia{facts.get('Device Minor', '')}"
+        if facts.get("GPU UUID", "").startswith("GPU-") and device.exists():
             found.append((facts["GPU UUID"], facts.get("Model", "NVIDIA GPU"), file.parent.name.lower()))
     uuids, chosen = [uuid for uuid, _, _ in found], list(range(len(found)))
     if visible is not None:

@@ -92,7 +92,7 @@ class Trainer:
         self.trial = try_out(workload, self.source, self.precision, device, rank, global_batch)
         self.batch_warning = batch_warning(workload, self.source, global_batch)
         if config.compile:
-            compile_in_place(self.model, len(config.variants), compile_threads(device))
+            compile_in_place(self.model, len(config.variants), compile_threads(device, config.threads))
         blocks = tuple(blocks_of(self.model, workload.blocks))
         self.lacks_blocks = config.checkpointing != "none" and not blocks
         checkpoint_blocks(blocks, config.checkpointing)
@@ -396,15 +396,14 @@ MAX_COMPILE_THREADS = 32
 """As many as torch takes by itself. Source: torch/_inductor/config.py, `decide_compile_threads`."""
 
 
-def compile_threads(device: torch.device) -> int:
+def compile_threads(device: torch.device, share: int) -> int:
     """How many processes compile kernels: this rank's share of the cores; one where the CPU is the device.
 
     There, the compiler's processes would take cores from the ranks.
     """
     if accelerator_of(device.type).is_host:
         return 1
-    share = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(1, min(share, MAX_COMPILE_THREADS))
+    return max(1, min(share, len(os.sched_getaffinity(0)), MAX_COMPILE_THREADS))
 
 
 def compile_in_place(model: nn.Module, num_variants: int, num_threads: int = 1) -> None:

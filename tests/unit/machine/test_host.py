@@ -99,17 +99,25 @@ def test_in_a_container_without_nvml_gpus_are_those_of_the_module(
 
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidiactl").touch()
-    for bus, uuid in (("0000:1B:00.0", "GPU-aa11"), ("0000:43:00.0", "GPU-bb22"), ("0000:44:00.0", "????")):
+    here = [("0000:1B:00.0", "GPU-aa11"), ("0000:43:00.0", "GPU-bb22"), ("0000:44:00.0", "????")]
+    for minor, (bus, uuid) in enumerate([*here, ("0000:45:00.0", "GPU-dd44")]):
+        if (bus, uuid) in here:  # the last one is for other containers
+            (tmp_path / f"dev/nvidia{minor}").touch()
         file = tmp_path / f"proc/driver/nvidia/gpus/{bus}/information"
         file.parent.mkdir(parents=True)
-        file.write_text(f"Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 42\nGPU UUID: \t {uuid}\n")
+        file.write_text(
+            f"Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 42\nGPU UUID: \t {uuid}\n"
+            f"Device Minor: \t {minor}\n"
+        )
+    said = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build\nGCC"
+    (tmp_path / "proc/driver/nvidia/version").write_text(said)
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     nvml = fake()
     nvml.nvmlInit = missing
     found = inspect_nvidia_gpus(environ, tmp_path, nvml)
     assert [gpu.bus for gpu in found.gpus] == buses
     assert {gpu.name for gpu in found.gpus} == {"NVIDIA H100 80GB HBM3"}
-    assert found.nvml_error is None
+    assert (found.nvml_error, found.driver) == (None, "550.54.15")
     assert "libnvidia-ml.so.1 is missing" in found.notes[0]
 
 

@@ -379,5 +379,17 @@ def test_on_gpus_what_their_allocators_held_decides() -> None:
         (70.0, 0.0, False),
         (None, 0.0, False),
     ):
-        gpus = [{"memory_gib": 80.0}, {"memory_gib": gib, "used_gib": used_gib}]
+        busy = {"memory_gib": 80.0, "used_gib": 80.0}  # none of the job's
+        gpus = [{"memory_gib": 80.0}, {"memory_gib": gib, "used_gib": used_gib}, busy]
         assert fit_at_once(turns, peaks, {"memory_available_gib": 1.0, "gpus": gpus}) == fits
+
+
+def test_ranks_on_one_gpu_share_its_memory() -> None:
+    job = {"devices": ["cuda:0", "cuda:0"], "compare": {"strategy": ["ddp", "zero1"]}, "until": "fixed"}
+    plan = build_plan(spec_of(**job, steps={"together": "always"}), GPUS)
+    turns = turns_of(plan, plan.launches[-1], plan.launches[-1].variants)
+    of_rank = MemoryPeak(parameters=1 << 30, reserved=9 << 30)
+    peaks = {variant.id: {0: of_rank, 1: of_rank} for variant in plan.variants}
+    for gib, fits in ((48.0, True), (40.0, False)):
+        host = {"memory_available_gib": 1.0, "gpus": [{"memory_gib": gib}, {"memory_gib": 80.0}]}
+        assert fit_at_once(turns, peaks, host) == fits

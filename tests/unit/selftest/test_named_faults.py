@@ -297,8 +297,16 @@ INJECTED: dict[str, tuple[Change, str, str]] = {
         "persistence mode",
         NOT_REPORTED,
     ),
-    "PCIe lanes lost": (of_rank(1, pcie_link=(5, 1)), "PCIe links", "cuda:1 has generation 5 x1 at work"),
-    "PCIe generation lost": (of_rank(1, pcie_link=(1, 16)), "PCIe links", "not generation 5 x16"),
+    "PCIe lanes lost": (
+        of_rank(1, pcie_link=(5, 1), copy_gb_per_s=3.4),
+        "PCIe links",
+        "cuda:1 has generation 5 x1 at work",
+    ),
+    "PCIe generation lost": (
+        of_rank(1, pcie_link=(1, 16), copy_gb_per_s=3.4),
+        "PCIe links",
+        "not generation 5 x16",
+    ),
     "copies slow": (
         of_rank(1, pcie_link=(5, 2), copy_gb_per_s=6.9),
         "PCIe links",

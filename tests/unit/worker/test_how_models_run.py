@@ -204,15 +204,15 @@ def test_every_shape_is_compiled_for_itself(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("device", "cores", "ranks", "num"),
-    [("cpu", 64, 2, 1), ("cuda", 64, 8, 8), ("cuda", 2, 8, 1), ("cuda", 512, 1, 32)],
+    ("device", "cores", "share", "num"),
+    [("cpu", 64, 32, 1), ("cuda", 64, 8, 8), ("cuda", 8, 8, 8), ("cuda", 2, 1, 1), ("cuda", 512, 512, 32)],
 )
 def test_gpus_leave_the_cores_to_the_compiler(
-    monkeypatch: pytest.MonkeyPatch, device: str, cores: int, ranks: int, num: int
+    monkeypatch: pytest.MonkeyPatch, device: str, cores: int, share: int, num: int
 ) -> None:
+    """With `bind: cores`, the rank's own cores are its share already."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
-    assert compile_threads(torch.device(device)) == num
+    assert compile_threads(torch.device(device), share) == num
 
 
 class Torch26Dynamo:
