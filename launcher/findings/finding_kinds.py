@@ -172,7 +172,8 @@ ANSWERS: Mapping[str, Kind] = {
         "answer",
         "{num_ranks:rank} on {devices}[, {num_steps:step}][, {num_alone:step}, which may be unlike others]"
         "[; compute takes {percent} of the time[, no other cause more than {most_percent}]]"
-        "[; {num_cut:file} cut off, so no cause is named][; {basis}]",
+        "[; {num_cut:file} cut off, so no cause is named][; {basis}]"
+        "[; {num_left_out:trace} of other captures or jobs left out]",
         "What the traces hold.",
         "A loss of less than 5 % of the time isn't named. Causes are ordered by what a replay of the steps "
         "without them saves; by their shares where ranks are missing or steps can't be replayed.",
@@ -313,7 +314,7 @@ _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
         "Record that: `with_stack=True`, `ProfilerActivity.CPU`, every rank.",
     ),
     "gaps": (
-        f"{_SPENDS} in gaps between work already launched",
+        f"{_SPENDS} {{case}}",
         "The device has nothing to do, or works for other steps only, for no reason that the trace names.",
         "Gaps after the launch of the work that ends them, and work of other steps.",
         "Look at the timeline: `gpurun view`.",
@@ -379,6 +380,8 @@ SPENT: Mapping[str, str] = {
     "communication": "in communication",
     "unknown": "in gaps",
     "gaps": "in gaps",
+    "other_steps": "in work of other steps",
+    "unread": "outside of operators",
     "transfer": "on transfers",
     "model_transfer": "on transfers",
     "blocked": "blocked",
@@ -409,6 +412,8 @@ _ON_PARTS: Mapping[str, Mapping[str, str]] = {
     "communication": {"": "record the traces of all ranks"},
     "unknown": {"": "record the CPU as well (ProfilerActivity.CPU), and leave no events out"},
     "gaps": {"": "look for synchronisation and dependencies in the timeline"},
+    "other_steps": {"": "look at the other streams in the timeline"},
+    "unread": {"": "look at the operators: `--show operators`"},
     "transfer": {
         "": "try larger batches or gradient accumulation",
         "-in-job": "raise `global_batch` or `accumulate`",
@@ -489,6 +494,7 @@ ADVICE: Mapping[str, str] = {
 """What to do, by its case."""
 _CASES: Mapping[str, run_cases.Cases] = {
     "not-recorded": trace_cases.NOT_RECORDED,
+    "gaps": trace_cases.GAPS,
     "without-load": run_cases.WITHOUT_LOAD,
     "affected-by-load": run_cases.AFFECTED,
     "plan-note": run_cases.PLAN,

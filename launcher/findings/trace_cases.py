@@ -5,11 +5,17 @@ from collections.abc import Mapping
 NOT_RECORDED: Mapping[str, str] = {
     "outside": "outside of operators; the traces lack Python's stacks, which would show why",
     "unseen": "outside of operators; the traces lack the device's work, which would show why",
+    "unread": "outside of operators; work on that device, which would show why, isn't read",
     "communication": "in communication or waiting for it; the traces lack other ranks, which would show why",
     "unknown": "in gaps; the traces lack launches, which would show why",
     "untraced": "in communication or waiting for it",
 }
 """By the part of a step: where the time is lost, and what would show why."""
+GAPS: Mapping[str, str] = {
+    "gaps": "in gaps between work already launched",
+    "other-steps": "in work of other steps alone",
+}
+"""By the part of a step: where its time goes without a reason that the trace names."""
 _AS_TRANSFER = "their waiting is counted as transfer"
 _UNKNOWN_WAIT = "their waiting is unknown and counts as transfer"
 _NO_RANK = "doesn't state its rank[, like {num_more:other}]; assumed to be {who}"

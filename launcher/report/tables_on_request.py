@@ -28,6 +28,7 @@ from gpurun.launcher.units import (
     format_rate,
     plural,
     us_in_ms,
+    whole_parts,
 )
 
 R = TypeVar("R")
@@ -310,10 +311,10 @@ _GAIN = FigureColumn[PathPart]("gain ms", lambda row: row.gain_us, us_in_ms)
 def _critical_path(report: TraceReport) -> TableContent:
     path = report.critical_path
     if path is None or not path.length_us:
-        return TableContent((), ("no critical path: the traces have no work",))
+        return TableContent((), ("no critical path: the traces have no work whose launch is known",))
     share = FigureColumn[PathPart]("% of path", lambda row: 100 * row.path_us / path.length_us, _one_decimal)
     times = (FigureColumn[PathPart]("ms", lambda row: row.path_us, us_in_ms), share)
-    tables = [_parts(path, times)]
+    tables = [_parts(path, times[0])]
     if path.names:
         title = "kernels and collectives on it"
         tables.append(_table((*times, _GAIN), title, path.names, lambda row: row.name or ""))
@@ -323,11 +324,14 @@ def _critical_path(report: TraceReport) -> TableContent:
     return TableContent(tuple(tables), tuple(_sentences(path)))
 
 
-def _parts(path: CriticalPath, times: tuple[FigureColumn[PathPart], ...]) -> ShownTable:
+def _parts(path: CriticalPath, time: FigureColumn[PathPart]) -> ShownTable:
     title = "critical path over all ranks"
     shown = adding_up([each.path_us for each in path.parts], path.length_us)
     parts = [replace(each, path_us=us) for each, us in zip(path.parts, shown, strict=True)]
-    table = _table((*times, _GAIN), title, parts, lambda row: _WORDS[row.part])
+    tenths = whole_parts([1000 * each.path_us / path.length_us for each in path.parts])
+    percents = {each.part: tenth / 10 for each, tenth in zip(path.parts, tenths, strict=True)}
+    share = FigureColumn[PathPart]("% of path", lambda row: percents[row.part], _one_decimal)
+    table = _table((time, share, _GAIN), title, parts, lambda row: _WORDS[row.part])
     whole = (Cell(us_in_ms(path.length_us), path.length_us), Cell("100", 100.0), Cell("", None))
     total = ShownRow(whole, _whole(path), is_total=True)
     return ShownTable(table.titles, table.name_title, (*table.rows, total))

@@ -192,8 +192,9 @@ def comparison_without_host(comparison: Comparison, run: RunDir) -> Comparison:
 
 
 def _unless_identifying(key: str, value: Any) -> Any:
-    """The value, or nothing in its place; the record of the host, a dictionary, identifies in parts only."""
-    if key not in IDENTIFYING or isinstance(value, dict):
+    """The value, or nothing in its place; the record of the host, a dictionary, identifies in parts only, and
+    a number, such as the time that a replay without the `host` saves, doesn't."""
+    if key not in IDENTIFYING or isinstance(value, dict | int | float):
         return value
     return [] if isinstance(value, (list, tuple)) else None
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from gpurun.launcher.findings.finding import Finding, finding
 from gpurun.launcher.findings.finding_kinds import ADVICE
-from gpurun.launcher.findings.trace_cases import NOT_RECORDED
+from gpurun.launcher.findings.trace_cases import GAPS, NOT_RECORDED
 from gpurun.launcher.trace.model import Saving, StragglerReport
 from gpurun.launcher.units import format_ms, listed
 
@@ -34,7 +34,9 @@ Part = Literal[
     "model_transfer",
     "communication",
     "gaps",
+    "other_steps",
     "unknown",
+    "unread",
     "blocked",
     "split",
     "straggler",
@@ -54,7 +56,9 @@ PARTS: Mapping[Part, str] = {
     "model_transfer": "exposed-transfer",
     "communication": "not-recorded",
     "gaps": "gaps",
+    "other_steps": "gaps",
     "unknown": "not-recorded",
+    "unread": "not-recorded",
     "blocked": "blocked",
     "split": "waits-for-larger-batch",
     "straggler": "waits-for-slower-rank",
@@ -62,7 +66,7 @@ PARTS: Mapping[Part, str] = {
     "compute": "computes-longer",
 }
 """The kind of finding of each part of a step."""
-OF_HOST: tuple[Part, ...] = ("host", "python", "outside", "unseen")
+OF_HOST: tuple[Part, ...] = ("host", "python", "outside", "unseen", "unread")
 _WAITS: tuple[Part, ...] = ("split", "straggler", "bubble")
 EVERY_RANK = "every rank"
 
@@ -235,6 +239,7 @@ _OF_REPLAY: Mapping[Part, str] = {
     "host": "host",
     "outside": "host",
     "unseen": "host",
+    "unread": "host",
     "transfer": "transfer",
     "model_transfer": "transfer",
     "split": "rank",
@@ -325,7 +330,7 @@ def _own(part: Part, slowest: RankTime, measured: MeasuredRanks) -> Cause:
     figures: dict[str, Any] = {
         "who": EVERY_RANK if is_every else f"rank {slowest.rank}",
         "of": measured.of,
-        "case": part if part in NOT_RECORDED else None,
+        "case": case if (case := part.replace("_", "-")) in {**NOT_RECORDED, **GAPS} else None,
     }
     if part == "pinned_copies":
         figures["memory"] = "pinned memory"
@@ -461,9 +466,13 @@ def advice_finding(cause: Cause, case: str, variant: str | None = None, where: s
         case=case,
         where=where,
         percent=100 * cause.share if where else None,
-        who=f"rank {cause.ranks[0]}" if cause.ranks else "the last rank",
+        who=cause.figures["who"] if not cause.is_wait else _awaited_text(cause),
         what=cause.code,
     )
+
+
+def _awaited_text(cause: Cause) -> str:
+    return f"rank {cause.ranks[0]}" if cause.ranks else "the last rank"
 
 
 def advice_for(found: Cause, of_job: bool = False, is_balanced: bool = False, of_transfer: str = "") -> str:

@@ -38,7 +38,7 @@ from gpurun.launcher.units import listed
 MENTION_NEXT_FROM = 0.20
 OWN_OPERATORS = 0.5
 """Share of the operators' time that a thread works, or waits for a core, if it runs most of them."""
-CPU = "CPU"
+CPU, NOT_READ = "CPU", "not read"
 """How the device of a rank begins whose trace has no GPU work."""
 Causes = TypeVar("Causes", IdleCauses, HostWhileIdle)
 _OF_ONE_STRETCH = frozenset({"launch_delay_us", "gpu_span_us"})
@@ -176,7 +176,8 @@ def _rank_time(rank: RankTrace, mean: Breakdown, parts: _Parts, wait_us: float) 
         parts.host: idle.of_launches,
         "one_off": idle.one_off,
         parts.transfer: mean.exposed_transfer_us,
-        "gaps": mean.other_steps_us + idle.other,
+        "gaps": idle.other,
+        "other_steps": mean.other_steps_us,
         "unknown": idle.unknown,
     }
     if parts.host == "outside":  # calls that issue collectives are operators, too
@@ -210,7 +211,7 @@ def _host_part(report: TraceReport) -> Part:
     if not all(rank.device.startswith(CPU) for rank in report.ranks):
         return "host"
     if any(rank.device != CPU for rank in report.ranks):
-        return "unseen"
+        return "unread" if any(NOT_READ in rank.device for rank in report.ranks) else "unseen"
     return "python" if all(map(_is_python_known, whole_ranks(report.ranks))) else "outside"
 
 

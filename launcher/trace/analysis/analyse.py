@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from gpurun.launcher.errors import SpecError, TraceError
-from gpurun.launcher.findings.finding import Finding, noticed
+from gpurun.launcher.findings.finding import Finding, noticed, with_figures
 from gpurun.launcher.trace.analysis.collectives.clocks import Clocks, Shift
 from gpurun.launcher.trace.analysis.collectives.local_collectives import RankPart
 from gpurun.launcher.trace.analysis.collectives.match import (
@@ -74,6 +74,8 @@ from gpurun.launcher.units import first_of
 MENTION_SLACK_NS = 10_000
 """Uncertainty of a clock from which on it is mentioned."""
 MAX_RANKS_SHOWN = 8
+LEFT_OUT = ("captures", "jobs-apart")
+"""Notes on traces of the same processes, or of other jobs, that are left out."""
 MAX_TASKS = 200_000
 """Of all ranks together, in the steps that are replayed."""
 MAX_UNIX_NS = 1 << 63
@@ -276,7 +278,10 @@ def _report(ranked: Ranked, matched: Matched, notes: Sequence[Finding]) -> Trace
         pipeline=pipeline(_whole(views), kinds.stages, matched.offsets),
     )
     report = replace(report, savings=_savings(ranked, matched, report))
-    return replace(report, findings=(*explain(report), *notes))
+    left_out = sum(each.figures["num_captures"] for each in notes if each.figures.get("case") in LEFT_OUT)
+    first, *causes = explain(report)
+    first = with_figures(first, num_left_out=left_out) if left_out else first
+    return replace(report, findings=(first, *causes, *notes))
 
 
 def _savings(ranked: Ranked, matched: Matched, report: TraceReport) -> tuple[Saving, ...]:

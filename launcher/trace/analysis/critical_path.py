@@ -159,7 +159,8 @@ def task_window(trace: Trace, steps: Sequence[HostStep]) -> tuple[int, int]:
     """The time in which these steps are issued; all of it without any."""
     if steps:
         return min(step.start_ns for step in steps), max(step.end_ns for step in steps)
-    columns: list[Timed] = [each for each in (trace.launches, trace.ops) if len(each)]
+    calls = (trace.launches,) if len(trace.gpu) else ()  # without work for a GPU they are the profiler's own
+    columns: list[Timed] = [each for each in (*calls, trace.ops) if len(each)]
     first = min((int(each.start.min()) for each in columns), default=0)
     return first, max((int(each.end.max()) for each in columns), default=first)
 

@@ -485,7 +485,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
     own_steps = [host[i] for i in kept]
     can_replay = _can_replay(trace, work, own_steps)
     tasks = None
-    if can_replay or "critical-path" in show:
+    if can_replay or ("critical-path" in show and (work.is_known.any() or not on_gpu)):
         starved = picture.starved(*task_window(trace, own_steps))
         tasks = tasks_of(trace, work, once.covered, starved, own_steps)
     recorded = with_figures(recorded_note(host), file=str(path))
@@ -502,7 +502,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
         total=total,
         steps=scopes,
         collectives=tuple(each for each in collectives if whole or each.step in kept),
-        one_off=tuple(_one_off_times(trace, _within(once, own_steps))),
+        one_off=tuple(_one_off_times(trace, _within(once, own_steps, total.measure))),
         names=names[0],
         step_names=names[-1],
         replayed=ReplayedSteps(tuple(x.number for x in own_steps), tasks) if tasks and can_replay else None,
@@ -548,13 +548,14 @@ def _names(trace: Trace, work: Launched, choices: Sequence[Selection]) -> list[N
     ]
 
 
-def _within(once: OneOffWork, steps: list[HostStep]) -> OneOffWork:
-    """What is done once in these steps; in all of the trace, where it has none."""
-    if not steps:
-        return once
-    mine = step_at(steps, once.calls.start) >= 0
-    whole = (steps[0].start_ns, steps[-1].end_ns)
-    return OneOffWork(once.calls.where(mine), once.compiling.clip(*whole), once.capturing.clip(*whole))
+def _within(once: OneOffWork, steps: list[HostStep], total: Measure) -> OneOffWork:
+    """What is done once in these steps; without any, in all of the time that is measured."""
+    whole = (steps[0].start_ns, steps[-1].end_ns) if steps else (total.start, total.end)
+    mine = step_at(steps, once.calls.start) >= 0 if steps else once.calls.end > whole[0]
+    calls = once.calls.where(mine & (once.calls.start < whole[1]))
+    start, end = np.maximum(calls.start, whole[0]), np.minimum(calls.end, whole[1])
+    calls = replace(calls, start=start, duration=end - start)
+    return OneOffWork(calls, once.compiling.clip(*whole), once.capturing.clip(*whole))
 
 
 def _one_off_times(trace: Trace, once: OneOffWork) -> list[NameTime]:
@@ -754,9 +755,9 @@ def _device(trace: Trace, on_gpu: bool) -> str:
         others = devices_not_read(trace.writer, trace.other_categories)
         if trace.cut is not None:
             return "CPU (cut off)"
-        if _gives_work(trace):
-            return "CPU (GPU not recorded)"
-        return f"CPU ({', '.join(others)} not read)" if others else "CPU"
+        if others:
+            return f"CPU ({', '.join(others)} not read)"
+        return "CPU (GPU not recorded)" if _gives_work(trace) else "CPU"
     devices = trace.header.get("deviceProperties")
     for device in devices if isinstance(devices, list) else []:
         if isinstance(device, dict) and isinstance(device.get("name"), str) and device["name"]:
@@ -777,7 +778,8 @@ def _notes(
     yield from trace.skipped
     yield from notes_on_events(trace.writer, trace.other_categories)
     yield from step_notes(steps)
-    if _gives_work(trace) and not len(trace.gpu):
+    has_others = devices_not_read(trace.writer, trace.other_categories)
+    if _gives_work(trace) and not len(trace.gpu) and not has_others:
         yield noticed("cpu-alone")
     if len(trace.gpu):
         yield from RankDevices.of(trace).notes()

@@ -320,10 +320,15 @@ def _distance_ns(one: Digest, other: Digest) -> int:
 
 
 def _are_near(digests: Sequence[Digest], within_ns: int) -> bool:
-    """Whether they may be of one capture: of one world, at one time, as far as clocks agree."""
+    """Whether they may be of one capture: of one world, at one time, as far as clocks agree.
+
+    What neither states a rank nor communicates is of one capture only if it was recorded at the same time.
+    """
     sizes = {each.world_size for each in digests} - {None}
     first_ns, last_ns = min(map(_begin_ns, digests)), max(map(_begin_ns, digests))
-    is_near = first_ns < EARLIEST_NS or last_ns - min(map(_end_ns, digests)) <= within_ns
+    is_known = all(_stated_rank(each) is not None or each.collectives for each in digests)
+    apart_ns = last_ns - min(map(_end_ns, digests))
+    is_near = apart_ns <= (within_ns if is_known else 0) or (is_known and first_ns < EARLIEST_NS)
     return len(sizes) < 2 and is_near
 
 

@@ -100,15 +100,17 @@ ONE_OFF_CALLS = re.compile(
         (Mem|Host)?(Malloc|Alloc|Free|Register)    # memory of the device, or pinned: allocators keep it
         | Mem(Create|Map|AddressReserve|SetAccess)
         | Module | Library | FuncGetAttributes     # code is loaded when it is used first
-        | Init | SetDevice | Ctx(Create|SetCurrent) | DevicePrimaryCtx | GetDeviceProperties
+        | Init | SetDevice | Ctx(Create|SetCurrent) | DevicePrimaryCtx
+        | (Device)?Get(?!LastError) | DriverGet | RuntimeGet | Occupancy  # the first one makes the context
         | DeviceEnablePeer | Ipc | StreamCreate | GraphInstantiate | GraphUpload
     )
     """,
     re.VERBOSE,
 )
 """Calls of a GPU's runtime that a program makes while it starts, and seldom afterwards."""
-COMPILING = re.compile(r".* \(dynamo_timed\)$")
-"""Ranges in which torch.compile works. Source: torch's `_dynamo/utils.py`, `dynamo_timed`."""
+COMPILING = re.compile(r"(?!CUDAGraph).* \(dynamo_timed\)$")
+"""Ranges in which torch.compile works; a graph that it captures is one. Source: torch's `_dynamo/utils.py`,
+`dynamo_timed`, and `_inductor/cudagraph_trees.py`."""
 OP_CATEGORIES = frozenset({"cpu_op", "Operator", "user_annotation"})
 PYTHON_CATEGORIES = frozenset({"python_function"})
 WAIT_CATEGORIES = frozenset({"cuda_sync"})

@@ -227,6 +227,7 @@ def test_a_report_to_send_names_neither_the_host_nor_its_directories() -> None:
     assert shown["run"]["code"] == {"root": None, "commit": "1234567", "is_changed": True}
     assert not [word for word in ("node7.", "node8", "ada", "10.0.0") if word in str(shown)]
     ranks = ({"host": "node9", "notes": ("node9 is late",)}, {"host": ("node9", "node8")})
+    assert without_host({"savings_ms": {"host": 1.5}}, host) == {"savings_ms": {"host": 1.5}}
     assert without_host({"ranks": ranks}, host) == {
         "ranks": [{"host": None, "notes": ["… is late"]}, {"host": []}]
     }

@@ -77,6 +77,18 @@ def test_gaps_between_operators_of_a_cpu_are_not_called_python(tmp_path: Path, w
     wording(analyse_paths([write(tmp_path / "calls.json", on_cpu)]).conclusion)
 
 
+def test_work_of_other_steps_is_no_gap(tmp_path: Path) -> None:
+    """The device works, on another stream, for the step before."""
+    events = [launch(1, 1, 9), kernel("long", 5, 290, 9, stream=20)]
+    for number in range(3):
+        at = 100 * number
+        events += [step(number, at, 100), launch(at + 1, 1, number + 1), kernel("k", at + 5, 10, number + 1)]
+    (rank,) = (report := analyse_paths([write(tmp_path / "t.json", events)])).ranks
+    assert [each.idle_us for each in rank.steps][1:] == [0, 5]
+    said = next(each for each in report.findings if each.code == "gaps")
+    assert "in work of other steps alone" in said.text
+
+
 @pytest.mark.parametrize(
     ("facts", "said"),
     [
@@ -161,6 +173,24 @@ def test_compiling_is_done_once(tmp_path: Path) -> None:
     rank = analyse_paths([write(tmp_path / "t.json", events)]).ranks[0]
     assert rank.total.idle_by_cause_us.one_off == 5_000
     assert [(row.name, row.count, row.host_us) for row in rank.one_off] == [("torch.compile", 1, 5_000)]
+    recording = [span("user_annotation", "CUDAGraphNode.record (dynamo_timed)", 1_100, 5_000)]
+    captured = write(tmp_path / "t.json", [*launches_of([(0, 10), (8_000, 10)]), *recording])
+    assert analyse_paths([captured]).ranks[0].one_off == ()
+
+
+def test_the_first_call_makes_the_context(tmp_path: Path) -> None:
+    """Whatever it asks for; of it counts what lies in the time that is measured."""
+    asked = span("cuda_runtime", "cudaDeviceGetStreamPriorityRange", -9_000, 14_000)
+    rank = analyse_paths([write(tmp_path / "t.json", [*launches_of([(0, 10), (8_000, 10)]), asked])]).ranks[0]
+    (row,) = rank.one_off
+    assert (row.name, row.host_us) == ("cudaDeviceGetStreamPriorityRange", 5_000 - 15)
+
+
+def test_calls_of_the_profiler_are_not_in_a_cpus_path(tmp_path: Path) -> None:
+    events = [span("cpu_op", "aten::mm", 0, 50), span("cuda_runtime", "cudaDeviceSynchronize", 60, 900)]
+    found = analyse_paths([write(tmp_path / "t.json", events)], None, frozenset({"critical-path"}))
+    assert found.critical_path is not None
+    assert found.critical_path.length_us == 50
 
 
 def test_what_recurs_is_not_done_once(tmp_path: Path) -> None:

@@ -200,6 +200,17 @@ def test_times_that_no_clock_shows_make_no_replay(tmp_path: Path) -> None:
     assert analyse_paths([tmp_path], None, frozenset({"critical-path"})).savings == ()
 
 
+def test_programs_that_ran_one_after_the_other_are_no_ranks(tmp_path: Path, wording: Wording) -> None:
+    """Neither states a rank nor communicates; minutes apart they are two jobs, at the same time ranks."""
+    for name, minute in (("bert.json", 0), ("vit.json", 2)):
+        write_capture(tmp_path / name, minute * 60e6, 70 + minute)
+    report = analyse_paths([tmp_path])
+    assert [Path(rank.files[0]).name for rank in report.ranks] == ["vit.json"]
+    wording(report.findings[0].text)
+    write_capture(tmp_path / "bert.json", 120e6, 70)
+    assert len(analyse_paths([tmp_path]).ranks) == 2
+
+
 def test_the_ranks_of_the_job_that_is_shown_are_counted_from_0(tmp_path: Path) -> None:
     for name, day in (("a.json", 0), ("b.json", 30)):
         write_capture(tmp_path / name, day * DAY_US, 70 + day)
