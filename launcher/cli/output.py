@@ -168,7 +168,7 @@ def run_and_print(
             from gpurun.launcher.start import run_job
 
             streams = own_streams(only_rank) if passes_through and not (as_json or quiet) else None
-            output, flags = Output(quiet, only_rank, streams), node_flags(**place)
+            output, flags = Output(quiet, only_rank, streams, passes_through), node_flags(**place)
             before = fetched(resume) if isinstance(resume, str) else resume
             finished = run_job(pools, invocation, directory, before, output, flags, keep_at, overrides)
     if finished is None:

@@ -11,6 +11,7 @@ import msgspec
 
 from gpurun.launcher.errors import CTRL_C, Interrupted, MachineError, SpecError
 from gpurun.launcher.failures.root_cause import (
+    NUM_LINES,
     REFUSED_ARGUMENTS,
     Failure,
     explain,
@@ -53,11 +54,14 @@ class Reporter:
         self.messages.append(text)
         self.say(text)
 
-    def report_failure(self, failure: Failure, attempt: str, host: str, place: str = "") -> Failure:
+    def report_failure(
+        self, failure: Failure, attempt: str, host: str, place: str = "", num_lines: int = NUM_LINES
+    ) -> Failure:
         """Reports a failure on `host`, and returns it with what the rank's log adds to it.
 
         Args:
             place: how the text names the host, `node 1 (hostb)`; where there is one alone, it doesn't.
+            num_lines: of the rank's log, at most, that the report shows.
         """
         path = self.run.log(attempt, failure.rank)
         log = log_tail(path)
@@ -65,7 +69,7 @@ class Reporter:
         key = (failure.error, failure.message, failure.traceback)
         known = self.explained.setdefault(key, attempt) if failure.kind in ("exception", "user") else attempt
         if known == attempt:
-            self.report(explain(failure, log, str(path), host=place))
+            self.report(explain(failure, log, str(path), num_lines, place))
         else:
             self.report(f"{attempt}: {failure.headline}: the same as in {known}\nlog: {path}")
         record = replace(

@@ -63,8 +63,8 @@ USUAL = {
         'the ranks get no `--local-rank`, as under torchrun: read `int(os.environ["LOCAL_RANK"])` instead'
     ),
     REFUSED_ARGUMENTS: (
-        "the program refused its arguments; they follow `--`: `gpurun run train.py -- --epochs 1`; "
-        "in a job they are `args`"
+        "the program refused its arguments; they follow `--`: `gpurun run train.py -- --epochs 1`, or the "
+        "script of `gpurun torchrun`; in a job they are `args`"
     ),
 }
 """Remedies by type, message and log of an error; the first that fits is given."""
@@ -99,6 +99,8 @@ _REAP_DELAY_NS = 500_000_000
 Deaths by signals that a lost peer can't cause therefore count as up to this much earlier. SIGABRT is not one
 of them: NCCL's watchdog aborts a rank that lost its peer.
 """
+NUM_LINES = 20
+"""Of a log, at most, that an explanation shows."""
 _FOLLOWS = re.compile(
     r"RuntimeError|Dist\w*Error|Connection|TimeoutError|EOFError|OSError|SystemExit|/torch/distributed/"
 )
@@ -251,7 +253,7 @@ def with_crash(failure: Failure, log: str) -> Failure:
     return replace(failure, message=f"{what} at {fatal.place}" if fatal.place else what)
 
 
-def explain(failure: Failure, log: str, log_path: str, num_lines: int = 20, host: str = "") -> str:
+def explain(failure: Failure, log: str, log_path: str, num_lines: int = NUM_LINES, host: str = "") -> str:
     """The failure, its place, and the log that has more.
 
     Args:
@@ -274,7 +276,7 @@ def explain(failure: Failure, log: str, log_path: str, num_lines: int = 20, host
     if failure.also:
         parts.append(f"{ranks_text(failure.also)} failed as well, a moment later")
     if failure.victims:
-        parts.append(f"because of that: {ranks_text(failure.victims)} could not continue")
+        parts.append(f"because of that: {ranks_text(failure.victims)} did not go on")
     if hint := what_to_do(failure, log):
         parts.append(hint)
     whole = " (with the whole traceback)" if fatal or shown != failure.traceback else ""
@@ -292,10 +294,10 @@ def what_to_do(failure: Failure, log: str) -> str | None:
     return _usual_remedy(found, usual) or remedy(f"{failure.traceback}\n{found}")
 
 
-def last_lines(log: str, failure: Failure, num_lines: int = 20) -> list[str]:
+def last_lines(log: str, failure: Failure, num_lines: int = NUM_LINES) -> list[str]:
     """The end of a log as far as it says more than the failure; empty where it doesn't."""
     said = _without(log, failure.traceback, failure.message).rstrip().splitlines()
-    said = [line for line in said if not is_noise(line)][-num_lines:]
+    said = [line for line in said if not is_noise(line)][-num_lines:] if num_lines else []
     return said if any(line.strip() for line in said) else []
 
 

@@ -324,8 +324,10 @@ def code_hashes(job_dir: str | Path) -> dict[str, str]:
 
     Names are relative to `job_dir`. Files that can't be read are left out.
     """
-    base = os.path.realpath(job_dir)
-    paths = sorted(set(_users_files()))[:MOST_FILES]
+    try:
+        base, paths = os.path.realpath(job_dir), sorted(set(_users_files()))[:MOST_FILES]
+    except OSError:  # the program has removed its working directory
+        return {}
     found = {os.path.relpath(path, base): file_hash(path) for path in paths}
     return {name: digest for name, digest in found.items() if digest is not None}
 

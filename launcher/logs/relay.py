@@ -75,6 +75,9 @@ class Relay:
     clock: Callable[[], float] = time.monotonic
     within: Sequence[Path] = ()
     """The directories that logs have to be in; see `RunDir`."""
+    as_torchrun: bool = False
+    """Whether the command replaces torchrun: all lines are shown, also those of ranks that end since another
+    one has failed, and a failed launch starts again whatever has failed."""
     _tails: list[LogTail] = field(default_factory=list)
     _held: list[str] = field(default_factory=list)
     _bars: dict[int, tuple[float, str]] = field(default_factory=dict)

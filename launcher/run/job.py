@@ -99,6 +99,8 @@ class Output:
     only_rank: int | None = None
     streams: Streams | None = None
     """Where a program's stdin comes from and its stdout goes to; `None`: with stderr to the logs."""
+    as_torchrun: bool = False
+    """As `Relay` has it."""
 
     def check(self, plan: Plan) -> None:
         """Refuses `--only-rank` for a rank that does not exist.
@@ -113,7 +115,8 @@ class Output:
 
     def relay(self, say: Callable[[str], None], keep_bytes: int) -> Relay:
         only = () if self.quiet else None if self.only_rank is None else (self.only_rank,)
-        return Relay(say, only, has_colour(sys.stderr, os.environ), keep_bytes)
+        colour = has_colour(sys.stderr, os.environ)
+        return Relay(say, only, colour, keep_bytes, as_torchrun=self.as_torchrun)
 
 
 @dataclass(frozen=True)

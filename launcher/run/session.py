@@ -14,7 +14,7 @@ from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.compare.notes import killed_note
 from gpurun.launcher.errors import CTRL_C, Interrupted, ParamsError
 from gpurun.launcher.failures.reporter import Reporter, full_disk, stopping_text
-from gpurun.launcher.failures.root_cause import Failure, is_transient, root_cause
+from gpurun.launcher.failures.root_cause import NUM_LINES, Failure, is_transient, root_cause
 from gpurun.launcher.inspect.hang_diagnosis import Hang
 from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.machine.process_tree import becomes_quiet
@@ -128,7 +128,7 @@ class Session:
         while (left := self.remaining(launch, rounds)).missing:
             was_missing = True
             ended, number = self.attempted(launch, left), left.restarts + 1
-            if should_restart(ended, number, self.limits):
+            if should_restart(ended, number, self.limits, self.relay.as_torchrun):
                 self.restart(ended, number)
             else:
                 self.settle(ended, left.missing)
@@ -156,7 +156,7 @@ class Session:
         stopped_ns = self.clock.time_ns()
         if late is None and attempt.have_ended_well(watch.exits):
             self.settle_attempt(attempt)
-        attempt.stop(shows_output=late is not None)
+        attempt.stop(shows_output=late is not None or self.relay.as_torchrun)
         self.may_run = False
         exits = (*watch.exits, *attempt.last_exits(watch.exits, late is not None))
         self.note_killed(exits)
@@ -193,7 +193,8 @@ class Session:
         cause = located(cause, attempt.last_events().get(cause.rank), watch)
         self.refuse_arguments(cause)
         place = attempt.host_of(cause.rank), attempt.place_of(cause.rank)
-        failure = self.reporter.report_failure(cause, attempt.name, *place)
+        num_lines = 0 if self.relay.as_torchrun else NUM_LINES
+        failure = self.reporter.report_failure(cause, attempt.name, *place, num_lines)
         return Ended(failure=failure, variant=failure.variant if failure.stage else watch.variant)
 
     @property
@@ -328,11 +329,11 @@ class Session:
         return comparison
 
 
-def should_restart(ended: Ended, number: int, limits: Limits) -> bool:
-    """Whether restart `number` is allowed, and may help."""
+def should_restart(ended: Ended, number: int, limits: Limits, always: bool = False) -> bool:
+    """Whether restart `number` is allowed, and may help; `always`: whatever it is that failed."""
     if ended.is_well or number > limits.restarts:
         return False
-    return ended.failure is None or is_transient(ended.failure)
+    return ended.failure is None or always or is_transient(ended.failure)
 
 
 def pause_s(restart: int) -> float:

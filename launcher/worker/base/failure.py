@@ -124,7 +124,7 @@ def message_of(error: BaseException) -> str:
     """The exception's message."""
     if isinstance(error, SystemExit):
         code = error.code if error.code is not None else 0
-        return f"exit code {code}" if isinstance(code, int) else text_of(code)
+        return f"exit code {code & 0xFF}" if isinstance(code, int) else text_of(code)
     return text_of(error)
 
 

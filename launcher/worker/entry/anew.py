@@ -27,7 +27,7 @@ def main(fd: int) -> NoReturn:
     make_observable(Path(state["control"]), int(state["argv"][1]))
     answer_signals()
     gc.freeze()  # what was there before the program
-    program_rank.main(state["argv"], state["names"])
+    program_rank.main(state["argv"], state["names"], state["imported_with"])
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import errno
 import faulthandler
 import gc
 import importlib
+import io
 import os
 import random
 import select
@@ -20,7 +21,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import BinaryIO, NoReturn, TextIO, cast
 
 from gpurun.launcher.machine.gpus.nvml import MIG_PREFIX, VISIBLE
 from gpurun.launcher.machine.process_tree import (
@@ -322,8 +323,11 @@ def redirect(log: str, stdin: str = "", stdout: str = "") -> None:
 
 
 def line_stream(fd: int) -> TextIO:
-    """A text stream that writes every line at once, and anything that a program may print."""
-    return os.fdopen(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    """A text stream that writes everything at once, as under `python -u`, and anything that is printed."""
+    unbuffered = os.fdopen(fd, "wb", buffering=0, closefd=False)
+    return io.TextIOWrapper(
+        cast(BinaryIO, unbuffered), encoding="utf-8", errors="backslashreplace", write_through=True
+    )
 
 
 def reseed() -> None:

@@ -4,15 +4,18 @@ torch, and the libraries that it loads, read many variables when they are import
 TORCH_LOGS (torch/_logging/_internal.py), TORCH_DISTRIBUTED_DEBUG (torch/distributed/__init__.py),
 PYTORCH_JIT (torch/jit/_state.py), TORCHDYNAMO_* and TORCHINDUCTOR_* (torch/_dynamo/config.py,
 torch/_inductor/config.py). So a rank begins anew, once, if one of them has changed until the program imports
-torch: a new interpreter imports it with these variables, and then runs the program from its beginning. What
-the program did before is done twice.
+torch: a new interpreter imports it with these variables, and then runs the program from its beginning. Where
+the script's text says what they are set to, that is done before the program runs; else what it did before is
+done twice.
 """
 
+import ast
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -41,6 +44,44 @@ def changed(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...
     return tuple(
         name for name in names if before.get(name) != now.get(name) and name.startswith(READ_AT_IMPORT)
     )
+
+
+def set_by(source: bytes, env: Mapping[str, str]) -> dict[str, str]:
+    """The variables, of those that torch's import reads, that a script sets before its first import of
+    another package, as far as its text says to what; only those that differ from `env`."""
+    found: dict[str, str] = {}
+    with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        for node in ast.parse(source).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or "."] if isinstance(node, ast.ImportFrom) else []
+            if any(name.partition(".")[0] not in sys.stdlib_module_names for name in names):
+                break
+            for name, value, is_default in _assigned(node):
+                if not (is_default and name in {**env, **found}):
+                    found[name] = value
+    return {name: found[name] for name in changed(env, {**env, **found})}
+
+
+def _assigned(node: ast.stmt) -> Iterator[tuple[str, str, bool]]:
+    """The variables that a statement sets to a text, and whether only where they aren't set."""
+    match node:
+        case ast.Assign(
+            targets=[ast.Subscript(value=place, slice=ast.Constant(value=str(name)))],
+            value=ast.Constant(value=str(value)),
+        ) if _is_environ(place):
+            yield name, value, False
+        case ast.Expr(
+            value=ast.Call(
+                func=ast.Attribute(value=place, attr="setdefault"),
+                args=[ast.Constant(value=str(name)), ast.Constant(value=str(value))],
+            )
+        ) if _is_environ(place):
+            yield name, value, True
+
+
+def _is_environ(place: ast.expr) -> bool:
+    """Whether it is `os.environ`, or `environ`."""
+    return ast.unparse(place) in ("os.environ", "environ")
 
 
 @dataclass(eq=False)
@@ -111,6 +152,8 @@ class Beginning:
     path: tuple[str, ...] = field(default_factory=lambda: tuple(sys.path))
     env: dict[str, str] = field(default_factory=lambda: dict(os.environ))
     directory: str = field(default_factory=os.getcwd)
+    imported_with: dict[str, str] | None = None
+    """The environment in which torch was imported; `None`: that of this moment."""
     pid: int = field(default_factory=os.getpid)
 
     def is_unchanged(self) -> bool:
@@ -119,11 +162,18 @@ class Beginning:
 
     def begin_anew_if_changed(self) -> None:
         """Replaces the rank by a new one, which imports torch in the environment of this moment."""
-        names = changed(self.env, os.environ)
-        if not names or os.getpid() != self.pid:
-            return
+        names = changed(self.imported_with or self.env, os.environ)
+        if names and os.getpid() == self.pid:
+            self._begin_anew(names, None)
+
+    def begin_anew(self, values: Mapping[str, str]) -> None:
+        """Replaces the rank by a new one, which imports torch with these variables, and runs the program."""
+        os.environ.update(values)
+        self._begin_anew(tuple(sorted(values)), dict(os.environ))
+
+    def _begin_anew(self, names: Sequence[str], imported_with: dict[str, str] | None) -> None:
         state = os.memfd_create("gpurun-anew", 0)  # 0: it stays open in the new interpreter
-        os.write(state, json.dumps({**asdict(self), "names": names}).encode())
+        os.write(state, json.dumps({**asdict(self), "names": names, "imported_with": imported_with}).encode())
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os.chdir(self.directory)

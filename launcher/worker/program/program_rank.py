@@ -59,7 +59,7 @@ from gpurun.launcher.worker.base.preload import PRELOADED
 from gpurun.launcher.worker.base.process_group import await_port, stay_on_this_machine
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.profiling import StepCapture, StepTracer, open_block
-from gpurun.launcher.worker.program.import_time import TORCH, Beginning, HiddenPackages
+from gpurun.launcher.worker.program.import_time import TORCH, Beginning, HiddenPackages, set_by
 from gpurun.launcher.worker.program.own_profilers import OwnProfilers
 from gpurun.launcher.worker.program.step_rules import Classifier, KeptSteps, StepBoundary
 
@@ -464,9 +464,10 @@ class ProgramRank:
         if steps.num_skipped:
             warnings.append(f"the GradScaler skipped {steps.num_skipped} of {steps.count} steps (not timed)")
         if self.set_before:
+            twice = ", and ran what is above that twice" if self.beginning is None else ""
             warnings.append(
                 f"the program sets {listed(self.set_before)} before it imports torch, so each rank began "
-                "anew with that: it started as slowly as under torchrun, and ran what is above that twice"
+                f"anew with that: it started as slowly as under torchrun{twice}"
             )
         code = code_hashes(self.config.job_dir)
         untimed = reason(OWN_PROCESSES) if steps.count == 0 and self.has_spawned() else None
@@ -482,11 +483,14 @@ def own_traces_text(paths: Sequence[str]) -> str:
     return f"the program's own profiler ran{where}"
 
 
-def main(argv: Sequence[str], set_before: Sequence[str] = ()) -> NoReturn:
+def main(
+    argv: Sequence[str], set_before: Sequence[str] = (), imported_with: dict[str, str] | None = None
+) -> NoReturn:
     """Runs rank `argv[1]` of the launch described in the file `argv[0]`; never returns.
 
     Args:
         set_before: variables that the program sets before it imports torch, which was imported with them.
+        imported_with: that environment, where the program hasn't run yet.
     """
     config, rank = read_json(Path(argv[0]), ProgramConfig), int(argv[1])
     run = RunDir(Path(config.run_dir))
@@ -495,6 +499,7 @@ def main(argv: Sequence[str], set_before: Sequence[str] = ()) -> NoReturn:
     # Where torch's `record` writes why a function has failed, for torchrun's own report.
     os.environ.setdefault("TORCHELASTIC_ERROR_FILE", str(run.program_error(config.launch, rank)))
     if not set_before:
+        begin_with(config, argv, str(run.control(config.launch)))
         set_threads()
     seed(config.seed)
     capture = StepCapture(run, config.launch, rank, open_block(run, config.launch, rank))
@@ -505,7 +510,9 @@ def main(argv: Sequence[str], set_before: Sequence[str] = ()) -> NoReturn:
     has_had_group, has_spawned = keep_groups_alive(), note_spawned()
     report_other_stores()
     recorder.report_progress()
-    beginning = None if set_before else Beginning(tuple(argv), str(run.control(config.launch)))
+    beginning = None
+    if not set_before or imported_with is not None:
+        beginning = Beginning(tuple(argv), str(run.control(config.launch)), imported_with=imported_with)
     pid = os.getpid()
     program = ProgramRank(config, rank, run, recorder, pid, has_had_group, has_spawned, beginning, set_before)
     code = program.execute()
@@ -517,6 +524,16 @@ def main(argv: Sequence[str], set_before: Sequence[str] = ()) -> NoReturn:
         code = os.EX_IOERR
     end_program()
     finish(code)
+
+
+def begin_with(config: ProgramConfig, argv: Sequence[str], control: str) -> None:
+    """Begins anew at once where the script shows what it sets before it imports torch: it runs once then."""
+    try:
+        source = Path(config.script or "").read_bytes() if config.script else b""
+    except OSError:
+        return  # the program's own message says so
+    if values := set_by(source, os.environ):
+        Beginning(tuple(argv), control).begin_anew(values)
 
 
 def join_launch(config: ProgramConfig, run: RunDir) -> None:

@@ -78,11 +78,61 @@ def test_variables_that_are_set_before_torch_is_imported_are_obeyed(tmp_path: Pa
     result = gpurun(tmp_path, "run", "train.py", *ONE, "--", "--epochs", "1").ended(0)
     lines = log(tmp_path).splitlines()
     assert lines[-2:] == ["logs ['recompiles']", "paths :one ['--epochs', '1']"]
-    assert len([line for line in lines if line.startswith("begins")]) == 2
+    (begun,) = (line for line in lines if line.startswith("begins"))
+    assert begun != "begins with 3"  # its text says what it sets
     said = "sets OMP_NUM_THREADS, TORCH_LOGS and TORCH_SHOW_CPP_STACKTRACES before it imports torch"
     assert said in " ".join(details(result).split())
     assert result.variant("script-1")["step_ms"] is not None
     assert "rank0.pt.trace.json.gz" in str(result.variant("script-1")["ranks"])
+
+
+def test_a_variable_that_the_text_does_not_tell_is_obeyed_too(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "train.py",
+        """
+        import os
+        print("begins")
+        os.environ["OMP_NUM_THREADS"] = "3"
+        os.environ["TORCH_LOGS"] = ",".join(["recompiles"])
+        import torch._logging._internal as logging
+        print(*sorted(logging.log_state.artifact_names))
+        """,
+    )
+    gpurun(tmp_path, "run", "train.py", *ONE).ended(0)
+    assert log(tmp_path).splitlines() == ["begins", "begins", "recompiles"]
+
+
+def test_everything_that_is_written_is_kept(tmp_path: Path) -> None:
+    """torchrun starts ranks with `python -u`."""
+    program = "import os, subprocess, sys\nsys.stdout.write('a')\nsubprocess.run(['echo', 'b'])\n"
+    (tmp_path / "train.py").write_text(f"{program}sys.stdout.write('c')\nos._exit(0)\n")
+    gpurun(tmp_path, "run", "train.py", *ONE).ended(0)
+    assert log(tmp_path) == "ab\nc"
+
+
+def test_a_program_may_remove_its_directory(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os, shutil\nos.mkdir('x')\nos.chdir('x')\nos.rmdir('../x')\n")
+    gpurun(tmp_path, "run", "train.py", *ONE).ended(0)
+
+
+FAILS = """
+    import os, sys, time
+    for number in range(31):
+        print(f"line {number}", file=sys.stderr)
+    if os.environ["RANK"] == "1":
+        time.sleep(1 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else 0)
+        import no_such_package
+    time.sleep(2)
+"""
+
+
+def test_under_torchrun_all_lines_are_shown_and_every_failure_is_tried_again(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", FAILS)
+    line = ("torchrun", "--nproc-per-node", "2", "--max-restarts", "1", "train.py")
+    result = gpurun(tmp_path, "--devices", "cpu:2", *line).ended(1)
+    assert result.err.count("line 30") == 4  # of two ranks, twice
+    assert "the last lines of its log" not in result.err
 
 
 def test_a_rank_whose_variables_are_read_later_begins_once(tmp_path: Path) -> None:
