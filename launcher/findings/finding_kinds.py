@@ -271,7 +271,7 @@ DANGERS: Mapping[str, Kind] = {
 _OF_STEP = (
     "{percent}[ to {most_percent}] of {of} ({lost_ms}[ to {most_ms}][ of {whole_ms}] ms"
     "[; {more_ms} ms more than in {than}][; a traced step takes {traced_ms} ms]"
-    "[; timed steps take {timed_ms} ms][; without that, {saved_ms} ms shorter])"
+    "[; timed steps take {timed_ms} ms][; without that[ on {without_on}], {saved_ms} ms shorter])"
 )
 _SPENDS = f"[in {{where}} ]{{who}} spends {_OF_STEP}"
 _AWAITS = f"[in {{where}} ]{{who}} waits {_OF_STEP}"

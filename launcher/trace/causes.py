@@ -69,6 +69,7 @@ PARTS: Mapping[Part, str] = {
 OF_HOST: tuple[Part, ...] = ("host", "python", "outside", "unseen", "unread")
 _WAITS: tuple[Part, ...] = ("split", "straggler", "bubble")
 EVERY_RANK = "every rank"
+PINNED, OF_DEVICE = "pinned memory", "the device's own memory"
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,8 @@ class MeasuredRanks:
     """Whether single collectives are known; else the rank with most work is the one waited for."""
     last: StragglerReport | None = None
     """The rank that came last to most collectives; `None` where none is to blame."""
+    copied: str = PINNED
+    """What most copies that need no pinning are of."""
     bubble: StageWait | None = None
     """The wait of the pipeline stage that waits most."""
     of: str = "its step"
@@ -253,14 +256,14 @@ def with_savings(found: Sequence[Cause], savings: Sequence[Saving], num_ranks: i
 
     That ranks wait for no rank in particular says least: another cause of half as much goes first.
     """
-    causes = [replace(cause, replayed_ns=_replayed_ns(cause, savings, num_ranks)) for cause in found]
+    causes = [_with_saving(cause, savings, num_ranks) for cause in found]
     return sorted(causes, key=lambda each: -each.saved_ns * (1.0 if each.ranks or not each.is_wait else MOST))
 
 
-def _replayed_ns(cause: Cause, savings: Sequence[Saving], num_ranks: int) -> float | None:
-    """What a step would be shorter by without the cause; of one rank's loss, with it like the others.
+def _with_saving(cause: Cause, savings: Sequence[Saving], num_ranks: int) -> Cause:
+    """With what a step would be shorter by without the cause; of one rank's loss, with it like the others.
 
-    `None` for a loss that isn't worth a sentence by itself.
+    Not for a loss that isn't worth a sentence by itself.
     """
     part = _OF_REPLAY.get(cause.part) if cause.share >= MENTION_FROM else None
     if part not in (None, "transfer") and len(cause.ranks) == 1 < num_ranks:
@@ -270,7 +273,10 @@ def _replayed_ns(cause: Cause, savings: Sequence[Saving], num_ranks: int) -> flo
         for each in savings
         if each.part == part and each.parallelism is None and (part != "rank" or each.rank in cause.ranks)
     ]
-    return min(1000 * max(found), cause.span_ns) if found else None
+    of_all = part != "rank" and num_ranks > 1 and cause.figures.get("who") != EVERY_RANK
+    figures = {**cause.figures, "without_on": "all ranks"} if of_all else cause.figures
+    replayed_ns = min(1000 * max(found), cause.span_ns) if found else None
+    return replace(cause, replayed_ns=replayed_ns, figures=figures)
 
 
 def most_lost(found: Sequence[Cause]) -> Cause | None:
@@ -333,7 +339,7 @@ def _own(part: Part, slowest: RankTime, measured: MeasuredRanks) -> Cause:
         "case": case if (case := part.replace("_", "-")) in {**NOT_RECORDED, **GAPS} else None,
     }
     if part == "pinned_copies":
-        figures["memory"] = "pinned memory"
+        figures["memory"] = measured.copied
     if part in ("transfer", "model_transfer"):
         figures["groups"] = measured.transfer_groups
     if added_ns:

@@ -13,6 +13,8 @@ from gpurun.launcher.findings.finding import Finding, finding, ranked
 from gpurun.launcher.trace.causes import (
     MENTION_FROM,
     MOST,
+    OF_DEVICE,
+    PINNED,
     Cause,
     MeasuredRanks,
     Part,
@@ -42,7 +44,7 @@ CPU, NOT_READ = "CPU", "not read"
 """How the device of a rank begins whose trace has no GPU work."""
 Causes = TypeVar("Causes", IdleCauses, HostWhileIdle)
 _OF_ONE_STRETCH = frozenset({"launch_delay_us", "gpu_span_us"})
-_NEEDS_NO_PINNING = re.compile(r"Pinned|DtoD|PtoP|Device -> Device|Memset")
+_WITHIN_DEVICE = re.compile(r"DtoD|PtoP|Device -> Device|Memset")
 
 
 def explain(report: TraceReport) -> tuple[Finding, ...]:
@@ -112,7 +114,7 @@ def _compute_percent(report: TraceReport) -> float:
 def trace_causes(report: TraceReport) -> list[Cause]:
     """Everything but compute, the largest first; none where the traces hold no time."""
     parts = _Parts(
-        "pinned_copies" if _are_pinned(report) else "copies", _host_part(report), _transfer_part(report)
+        "pinned_copies" if _copied(report) else "copies", _host_part(report), _transfer_part(report)
     )
     waits_us = _waits_us(report)
     ranks = [
@@ -128,6 +130,7 @@ def trace_causes(report: TraceReport) -> list[Cause]:
         slowest,
         by_collectives=True,
         last=last_rank(report),
+        copied=_copied(report) or PINNED,
         bubble=_bubble(report),
         of="its step" if steps_add_detail(report) else "its time",
         transfer_groups=_groups(report, _most_transfer(report)),
@@ -233,11 +236,16 @@ def _transfer_part(report: TraceReport) -> Part:
     return "transfer" if _most_transfer(report) in (None, "data") else "model_transfer"
 
 
-def _are_pinned(report: TraceReport) -> bool:
-    """Whether most of the time of copies is in those that need no pinning: their names say between what."""
+def _copied(report: TraceReport) -> str | None:
+    """What most of the time of copies is spent on, where that needs no pinning: their names say it."""
     copies = [row for rank in report.ranks for row in rank.per_step.kernels if row.kind == "memcpy"]
-    pageable_us = sum(row.device_us for row in copies if not _NEEDS_NO_PINNING.search(row.name))
-    return 2 * pageable_us < sum(row.device_us for row in copies)
+    times_us: dict[str | None, float] = dict.fromkeys((OF_DEVICE, PINNED, None), 0.0)
+    for row in copies:
+        is_pinned, is_within = "Pinned" in row.name, _WITHIN_DEVICE.search(row.name)
+        times_us[OF_DEVICE if is_within else PINNED if is_pinned else None] += row.device_us
+    if 2 * times_us[None] >= sum(times_us.values()):
+        return None
+    return max((OF_DEVICE, PINNED), key=lambda memory: times_us[memory])
 
 
 def _is_waiting_unknown(report: TraceReport) -> bool:

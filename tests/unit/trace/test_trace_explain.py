@@ -77,6 +77,19 @@ def test_gaps_between_operators_of_a_cpu_are_not_called_python(tmp_path: Path, w
     wording(analyse_paths([write(tmp_path / "calls.json", on_cpu)]).conclusion)
 
 
+def test_copies_within_a_device_are_not_called_those_of_pinned_memory(tmp_path: Path) -> None:
+    copies = [("Memcpy DtoD (Device -> Device)", 400), ("Memcpy HtoD (Pinned -> Device)", 100)]
+    events, at = [launch(0, 1, 1), kernel("k", 1, 100, 1)], 110
+    for number, (name, length) in enumerate(copies, 2):
+        events += [
+            launch(number, 1, number),
+            span("gpu_memcpy", name, at, length, correlation=number, device=0),
+        ]
+        at += length
+    said = analyse_paths([write(tmp_path / "t.json", events)]).conclusion
+    assert "on copies of the device's own memory that nothing overlaps" in said
+
+
 def test_work_of_other_steps_is_no_gap(tmp_path: Path) -> None:
     """The device works, on another stream, for the step before."""
     events = [launch(1, 1, 9), kernel("long", 5, 290, 9, stream=20)]
