@@ -44,7 +44,7 @@ class Verdict:
         """
         if self.loss is None or not self.injected_ms:
             return 0.0
-        reported_ns = self.loss.more_ns if self.reported in ADDED else self.loss.saved_ns
+        reported_ns = self.loss.more_ns if self.reported in ADDED else self.loss.lost_ns
         return (reported_ns or 0.0) / 1e6 / self.injected_ms - 1
 
     @property
