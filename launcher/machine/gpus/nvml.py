@@ -107,6 +107,10 @@ def inspect_nvidia_gpus(environ: Mapping[str, str], root: Path = Path("/"), bind
         nvml.nvmlShutdown()
 
 
+P2P_READ, P2P_OK = 0, 0
+"""`NVML_P2P_CAPS_INDEX_READ` and `NVML_P2P_STATUS_OK`: without peer access, messages go through the host."""
+
+
 def _version_of_module(root: Path) -> str | None:
     try:
         found = _VERSION.search((root / "proc/driver/nvidia/version").read_text())
@@ -300,7 +304,9 @@ def _peer_link(nvml: Any, handle: Any, other: Any, to_switch: int, by_bus: Mappi
     if direct or (to_switch and _nvlinks(nvml, other)[0]):
         return f"NVLink {direct or to_switch}x"
     level = ask(nvml, "nvmlDeviceGetTopologyCommonAncestor", handle, other)
-    return COMMON_ANCESTOR.get(level, "PCIe") if level is not None else "PCIe"
+    link = COMMON_ANCESTOR.get(level, "PCIe") if level is not None else "PCIe"
+    has_access = ask(nvml, "nvmlDeviceGetP2PStatus", handle, other, P2P_READ) in (None, P2P_OK)
+    return link if has_access else f"{link}, no peer access"
 
 
 def _nvlinks(nvml: Any, handle: Any) -> tuple[int, dict[str, int]]:

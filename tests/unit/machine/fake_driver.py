@@ -65,6 +65,7 @@ def fake(links: Mapping[int, tuple[int, ...]] | None = None) -> Any:
         nvmlDeviceGetNvLinkRemoteDeviceType=lambda handle, number: 2 if link(handle, number) == -1 else 0,
         nvmlDeviceGetNvLinkRemotePciInfo=lambda handle, number: bus(link(handle, number)),
         nvmlDeviceGetTopologyCommonAncestor=lambda a, b: 40,
+        nvmlDeviceGetP2PStatus=lambda a, b, index: 0,
     )
 
 

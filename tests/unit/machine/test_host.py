@@ -67,6 +67,12 @@ def test_links_count_between_visible_devices() -> None:
     assert machine("2,1").gpus[0].peer_links == {1: "PCIe, one CPU"}
 
 
+def test_gpus_may_have_no_access_to_each_others_memory() -> None:
+    """As in some desktops and virtual machines: messages go through the host."""
+    gpus = machine("2,1", nvmlDeviceGetP2PStatus=lambda a, b, index: 5).gpus
+    assert gpus[0].peer_links == {1: "PCIe, one CPU, no peer access"}
+
+
 def test_links_through_a_switch_reach_every_gpu_behind_it() -> None:
     gpus = machine(links={0: (-1, -1, -1), 1: (-1, -1, -1), 2: ()}).gpus
     assert gpus[0].peer_links == {1: "NVLink 3x", 2: "PCIe, one CPU"}
