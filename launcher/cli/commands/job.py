@@ -359,11 +359,20 @@ def torchrun(
     try:
         run_and_print(invocation, out, None, passes_through=True, **{**how, **from_line(line, how)})
     except GpurunError as error:
-        if isinstance(error, SpecError) and (line.script is None or Path(line.script).exists()):
+        if isinstance(error, SpecError) and is_there(line):
             raise
         shown(error)  # for torchrun, a script that isn't there is a program that fails
         return FAILED
     return 0
+
+
+def is_there(line: "TorchrunLine") -> bool:
+    """Whether the script of the line exists, or the package of its module."""
+    if line.script is not None:
+        return Path(line.script).exists()
+    from importlib.machinery import PathFinder
+
+    return PathFinder.find_spec(str(line.module).partition(".")[0], ["", *sys.path]) is not None
 
 
 def from_line(line: "TorchrunLine", given: dict[str, Any]) -> dict[str, Any]:

@@ -515,6 +515,7 @@ def test_a_line_that_fails_ends_with_torchruns_exit_code(tmp_path: Path) -> None
     write(tmp_path, "train.py", "raise SystemExit(7)\n")
     assert "exit code 7" in gpurun(tmp_path, "torchrun", "train.py").ended(1).err
     assert "there is no file nope.py" in gpurun(tmp_path, "torchrun", "nope.py").ended(1).err
+    assert "nope" in gpurun(tmp_path, "torchrun", "-m", "nope.train").ended(1).err
 
 
 def test_restarts_of_a_line_are_counted_as_by_torchrun(tmp_path: Path) -> None:
