@@ -296,14 +296,16 @@ def software_notes(run: RunDir, plan: Plan, measured: Iterable[MeasuredVariant])
     for launch in (name for name in launches if name in counting):
         code = {} if plan.gate else run.read_imported(launch)  # a gate compares versions of it
         if software := {**run.read_software(launch), **code}:
-            software_items = frozenset(software.items())
-            found[software_items] = found.get(software_items, 0) + 1
-    versions = list(found)
-    kept = [{name for name, _ in version} for version in versions]
-    known = set.intersection(*kept) if kept else set[str]()  # of some launches, not all modules are known
+            version = frozenset(software.items())
+            found[version] = found.get(version, 0) + 1
     by_version: dict[str, int] = {}
-    for version, num in found.items():
-        differing = sorted(x for x in version if x[0] in known and any(x not in v for v in versions))
+    for version, num in found.items():  # of some launches, not all modules are known
+        others = [dict(other) for other in found]
+        differing = sorted(
+            (name, its)
+            for name, its in version
+            if all(name in other for other in others) and any(other[name] != its for other in others)
+        )
         text = " and ".join(" ".join(item) for item in differing)
         by_version[text] = by_version.get(text, 0) + num
     if len(by_version) < 2:

@@ -504,9 +504,9 @@ FEW = 3
 
 def _open_pair(rival: Rival, leader: VariantResult, differences: Differences) -> OpenPair:
     variant, behind = rival.result.id, rival.behind
-    is_known = len(differences.family.differences(variant, leader.id)) >= FEW
-    scatter = differences.scatter(variant, leader.id) if is_known else None
-    launches = _launches_needed(behind.percent, scatter) if is_known else MIN_LAUNCHES
+    if len(differences.family.differences(variant, leader.id)) < FEW:
+        return OpenPair(variant, behind.percent, behind.ci, MIN_LAUNCHES)
+    launches = _launches_needed(behind.percent, differences.scatter(variant, leader.id))
     return OpenPair(variant, behind.percent, behind.ci, launches)
 
 

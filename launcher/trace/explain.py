@@ -113,9 +113,8 @@ def _compute_percent(report: TraceReport) -> float:
 
 def trace_causes(report: TraceReport) -> list[Cause]:
     """Everything but compute, the largest first; none where the traces hold no time."""
-    parts = _Parts(
-        "pinned_copies" if _copied(report) else "copies", _host_part(report), _transfer_part(report)
-    )
+    copied = _copied(report)
+    parts = _Parts("pinned_copies" if copied else "copies", _host_part(report), _transfer_part(report))
     waits_us = _waits_us(report)
     ranks = [
         _rank_time(rank, mean, parts, waits_us.get(rank.rank, mean.exposed_wait_us))
@@ -130,7 +129,7 @@ def trace_causes(report: TraceReport) -> list[Cause]:
         slowest,
         by_collectives=True,
         last=last_rank(report),
-        copied=_copied(report) or PINNED,
+        copied=copied or PINNED,
         bubble=_bubble(report),
         of="its step" if steps_add_detail(report) else "its time",
         transfer_groups=_groups(report, _most_transfer(report)),

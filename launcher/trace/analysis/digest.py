@@ -489,8 +489,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
         starved = picture.starved(*task_window(trace, own_steps))
         tasks = tasks_of(trace, work, once.covered, starved, own_steps)
     recorded = with_figures(recorded_note(host), file=str(path))
-    found = _notes(trace, host, work, None if no_step is None else host[no_step])
-    notes = [with_figures(each, file=str(path)) for each in found]
+    notes = [with_figures(each, file=str(path)) for each in _notes(trace, host, work, no_step)]
     return Digest(
         path=path,
         base_ns=trace.base_ns,
@@ -770,9 +769,7 @@ def _gives_work(trace: Trace) -> bool:
     return any(map(WORKING_CALLS.search, trace.launch_names)) or any(map(NEEDS_GPU.match, trace.op_names))
 
 
-def _notes(
-    trace: Trace, steps: list[HostStep], work: Launched, no_step: HostStep | None
-) -> Iterator[Finding]:
+def _notes(trace: Trace, steps: list[HostStep], work: Launched, no_step: int | None) -> Iterator[Finding]:
     if trace.cut is not None:
         yield noticed("cut-off", cut_byte=trace.cut)
     yield from trace.skipped
@@ -785,5 +782,6 @@ def _notes(
         yield from RankDevices.of(trace).notes()
         yield from launch_notes(trace, work) if steps else ()
         if no_step is not None:
-            yield noticed("idle-last-step", last_step=no_step.number, end_step=no_step.number + 1)
+            number = steps[no_step].number
+            yield noticed("idle-last-step", last_step=number, end_step=number + 1)
         yield from replay_notes(work)
