@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpurun.launcher.compare.figures.recorded import queue_percent, sharing
+from gpurun.launcher.compare.figures.recorded import other_cores, queue_percent, sharing
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import VariantResult, WithoutLoad
 from gpurun.launcher.compare.ranking import Rival, is_ranked
@@ -80,9 +80,15 @@ def less_load(results: Sequence[VariantResult], cores: int | None) -> Finding:
         result.threads <= 1 for result in ranked
     ):
         return _less()  # fewer devices don't have these splits
-    free = None if cores is None or not others else max(1, round(cores - max(others)))
-    fewer = None if free is None else less_at_once(len(widest.devices), widest.threads, free)
+    fewer = None
+    if cores is not None and others:
+        fewer = less_at_once(len(widest.devices), widest.threads, _free(cores, max(others)))
     return fewer or _less("fewer-or-stop")
+
+
+def _free(cores: int, others: float) -> int:
+    """The cores that other programs leave, at least 1."""
+    return max(1, round(cores - others))
 
 
 def waiting_findings(
@@ -148,10 +154,10 @@ def throttled_in(results: Sequence[VariantResult]) -> tuple[Load, ...]:
     )
 
 
-def load_so_far(run: RunDir, plan: Plan, launch: Launch) -> str | None:
+def load_so_far(run: RunDir, plan: Plan, launch: Launch, cores: int) -> str | None:
     """The message while a run goes on whose ranks wait for cores; `None` while nothing shows that.
 
-    A GPU may work meanwhile: what its rank waits for a core may cost nothing.
+    A GPU may work meanwhile: what its rank waits for a core may cost nothing. `cores`: of the machine.
     """
     on_host = (v for v in launch.variants if plan.variant(v).devices[0].startswith(CPU.name))
     for variant_id in on_host:
@@ -160,9 +166,13 @@ def load_so_far(run: RunDir, plan: Plan, launch: Launch) -> str | None:
         for rank, waited in waiting_of_ranks(timed, sharing(launch.processes)).items():
             percent = queue_percent(waited) or 0.0
             if percent > QUEUE_PERCENT and is_long_enough(timed[rank]):
-                label = variant_label(plan.variant(variant_id))
-                found = reason("queued", rank=rank, where=label, queued=queued_text(percent))
-                return f"So far {found}; other programs can still be stopped."
+                variant = plan.variant(variant_id)
+                found = reason("queued", rank=rank, where=variant_label(variant), queued=queued_text(percent))
+                less = None
+                if (others := other_cores(waited)) is not None:
+                    less = less_at_once(len(variant.devices), variant.threads, _free(cores, others))
+                in_next = f" In a new run, {less.text}." if less else ""
+                return f"So far {found}.{in_next} Other programs can still be stopped."
     return None
 
 

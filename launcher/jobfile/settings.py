@@ -143,6 +143,7 @@ class Settings:
         is_resolved=True,
         builds_model=True,
         has_column=True,
+        takes_turns=True,
     )
     """Number format of the computation: `bf16` and `fp16` by autocast, `tf32` on NVIDIA GPUs from Ampere on.
     All others compute float32 products in float32; torch's own default lets cuDNN use TF32."""
@@ -209,6 +210,7 @@ class Settings:
         compare="Numbers of threads of a CPU device to compare.",
         absent=0,
         needs_processes=True,
+        takes_turns=True,
     )
     """Threads of a CPU device. `auto`: its share of the cores that other processes leave when the run begins,
     at least 1; on several nodes its share of all cores. All launches of a run have as many, also after

@@ -272,7 +272,7 @@ class Session:
         """
         if self.load_due_s is None or now_s < self.load_due_s:
             return
-        found = load_so_far(self.run, self.plan, self.current.launch)
+        found = load_so_far(self.run, self.plan, self.current.launch, self.starter.machine.cpu_cores)
         took_s = self.clock.monotonic() - now_s
         self.load_due_s = now_s + max(LOAD_EVERY_S, 100 * took_s)
         if found is not None:

@@ -59,6 +59,7 @@ def trace_steps(
     Raises:
         MachineError: the trace can't be written.
     """
+    trainer.set_process_state()
     inputs = iter([trainer.prepare(variant, step) for step in range(wanted.steps + 1)])
 
     def run_one_step() -> None:
@@ -258,6 +259,7 @@ class TimedRounds:
         On a GPU all steps are one portion, whose inputs are a pool that was drawn once: it never idles.
         Without `sync` the ranks don't exchange gradients.
         """
+        self.trainer.set_process_state()
         if self.runs_ahead:
             return self.run_ahead(variant, num_steps, sync)
         timings: list[StepTiming] = []

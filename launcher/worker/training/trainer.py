@@ -78,8 +78,9 @@ class Trainer:
         self.workload, self.model = workload, workload.model
         self.reading = {"workers": config.workers, "prefetch": config.prefetch}
         self.channels_last, self.cudnn_benchmark = config.channels_last, config.cudnn_benchmark
-        self.precision = PRECISIONS[config.precision]
+        self.precision, self.threads = PRECISIONS[config.precision], config.threads
         device = torch.device(config.devices[rank])
+        self.set_process_state()
         self.precision.prepare_model(self.model)
         runtime_of(device).set_convolution_search(config.cudnn_benchmark)
         accept_several_inputs(self.model)
@@ -108,6 +109,11 @@ class Trainer:
     def device(self) -> torch.device:
         """The device of this rank; the first of all for `dp`."""
         return self.strategy.device
+
+    def set_process_state(self) -> None:
+        """Sets what belongs to the process, before steps that follow those of another strategy or setting."""
+        torch.set_num_threads(self.threads)
+        self.precision.apply()
 
     def prepare(self, variant: VariantConfig, step: int) -> StepInput:
         """This rank's part of step `step`, outside the timing as far as it isn't read from a dataset.
@@ -212,6 +218,7 @@ class Trainer:
 
     def memory_peak(self, variant: VariantConfig) -> MemoryPeak:
         """The memory of this rank's fullest device in a step; all ranks call it, weights change."""
+        self.set_process_state()
         step_input = self.prepare(variant, 0)
         step = partial(self.step, step_input)
         return peak_of_step(step, self.model, self.optimizer, self.device.type)

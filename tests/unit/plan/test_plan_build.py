@@ -81,7 +81,8 @@ TURNS = {"single": "single-1", "dp": "dp-2", "ddp": "ddp-2", "zero1": "zero1-2"}
         ({"bind": "cores"}, ["together", "dp-2"]),
         ({"compare": {"strategy": ["ddp", "single"], "device_count": [1, 2]}}, ["ddp-1", "together"]),
         ({"compare": {"strategy": ["ddp", "dp"], "bucket_mb": [1, 25]}}, ["together"]),
-        ({"compare": {"strategy": ["ddp", "dp"], "threads": [1, 2]}}, ["together", "together-2"]),
+        ({"compare": {"strategy": ["ddp", "dp"], "threads": [1, 2]}}, ["together"]),
+        ({"compare": {"strategy": ["ddp", "dp"], "precision": ["fp32", "bf16"]}}, ["together"]),
         ({"compare": {"strategy": ["dp", "single"]}}, ["together"]),
     ],
 )

@@ -13,7 +13,7 @@ from gpurun.launcher.compare.figures.recorded import round_times
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import Kind, StepRecord, VariantConfig
+from gpurun.launcher.rundir.records import Kind, ProfileConfig, StepRecord, VariantConfig
 from gpurun.launcher.worker.accelerators.clock import HostClock, StepTiming
 from gpurun.launcher.worker.base import journal as journal_module
 from gpurun.launcher.worker.base.journal import Journal
@@ -53,6 +53,9 @@ class FakeTrainer:
         self.now_ns += 500 * MS  # drawing a batch is slow, and must not be seen in any step
         self.drawn.append((variant.id, step))
         return FakeInput(variant, step)
+
+    def set_process_state(self) -> None:
+        pass
 
     def save_state(self) -> int:
         return len(self.ran)
@@ -312,6 +315,32 @@ def test_strategies_take_turns_in_every_round_and_ranks_wait_for_those_that_do_n
     alone, _ = bench(tmp_path / "rank1", {"ddp": 200.0}, rounds=8)
     run_in_turns([Turn(alone.config, alone), Turn(dp.config)], second)
     assert first.barriers == second.barriers > 3 * 8
+
+
+def test_each_turn_has_its_own_threads_in_all_of_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _ = bench(tmp_path, {"one": 1.0}, rounds=3)
+    one = replace(
+        made.config, strategy="single", devices=("cpu",), backend=None, block_ms=1.0, memory=True,
+        variants=(VariantConfig("one", (2,), 1),), profile=ProfileConfig(steps=2), ablation_rounds=1,
+    )  # fmt: skip
+    two = replace(one, threads=2, variants=(VariantConfig("two", (2,), 1),), baseline=None)
+    seen: set[tuple[str, int]] = set()
+    step = Trainer.step
+
+    def noted(trainer: Trainer, step_input: Any, clock: Any, sync: bool = True) -> None:
+        stage = journal.stage if journal.stage in ("profile", "memory") else "round"
+        seen.add((f"{stage} {journal.variant}", torch.get_num_threads()))
+        step(trainer, step_input, clock, sync)
+
+    monkeypatch.setattr(Trainer, "step", noted)
+    journal = Journal(replace(one, guests=(two,), takes_turns=True), 0)
+    threads = torch.get_num_threads()
+    measure(journal, Peers())
+    torch.set_num_threads(threads)
+    stages = ("round", "profile", "memory")
+    assert seen == {(f"{stage} {name}", n) for n, name in enumerate(("one", "two"), 1) for stage in stages}
 
 
 @pytest.mark.parametrize("takes_turns", [True, False])
