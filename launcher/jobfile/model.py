@@ -149,6 +149,11 @@ class Steps(Section):
     compared, which says nothing of other launches, and 6 where several strategies, precisions or device
     counts are: their times come from different processes, and those scatter. Where strategies share their
     processes later (`together`), the first launches, which each has of its own, come in addition."""
+    limit: Annotated[int, whole(1, 10**9)] | None = setting(
+        None, kinds=frozenset({PROGRAM}), instead="`rounds`"
+    )
+    """Steps after which a program is ended on all ranks at once, without its own clean-up. By default it runs to
+    its end."""
     together: Literal["auto", "always", "never"] = setting("auto", instead="")
     """Whether variants share their processes from the second launch on, where they scatter less against each
     other: those that differ in their strategy, its options, or another setting of the model, such as `seed`.

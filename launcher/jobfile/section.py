@@ -251,8 +251,7 @@ class Setting:
     shares_processes: bool = False
     """Whether variants that differ in it can run in the same processes, where their rounds are paired."""
     takes_turns: bool = False
-    """Whether variants that differ in it can take turns in the same processes, each with a model of its own:
-    it is a setting of the model, and of nothing that the whole process has."""
+    """Whether variants that differ in it can take turns in the same processes, each with its own model."""
     needs_processes: bool = False
     """Whether ranks have it from their start, so that those which run can't try another value of it."""
     builds_model: bool = False

@@ -169,6 +169,7 @@ def program_config(
         first_traced_step=first_traced_step(
             spec.steps.warmup, accelerator_of(variant.devices[0]).timed_before_trace
         ),
+        limit=spec.steps.limit,
     )
 
 

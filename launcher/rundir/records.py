@@ -85,6 +85,8 @@ class ProgramConfig:
     profile: ProfileConfig | None = None
     first_traced_step: int = 0
     """Counts from 0."""
+    limit: int | None = None
+    """Steps after which the program is ended; `None`: it runs to its end."""
 
     @property
     def variant(self) -> str:

@@ -8,6 +8,7 @@ import gc
 import importlib
 import importlib.machinery
 import io
+import multiprocessing
 import os
 import random
 import runpy
@@ -67,6 +68,8 @@ P = ParamSpec("P")
 
 FLUSH_NS = 500_000_000
 """Records are written this often: seldom enough to cost nothing, often enough to show progress."""
+AT_LIMIT, AT_LIMIT_S = "gpurun/at-limit", 10.0
+"""The key at which ranks count that they have made their last step, and how long they wait for each other."""
 LISTENS_S = 1.0
 """How long a server may take to accept a connection."""
 PROGRESS_PARTS = 2000
@@ -116,6 +119,8 @@ class StepRecorder:
     """Those of the program, next to which nothing is traced."""
     stamps: Stamps | None = None
     """Chosen at the first step, when it is known whether the program uses CUDA."""
+    at_limit: Callable[[], None] = lambda: None
+    """Ends the program, whose last step has ended."""
     calls: int = 0
     """The calls of any optimizer."""
     noise: NoiseMeter = field(default_factory=NoiseMeter)
@@ -314,6 +319,8 @@ class StepRecorder:
         if time.perf_counter_ns() - self._flushed_ns > FLUSH_NS:
             self.flush()
         self._is_slowed = self._trace()
+        if self._num_ended == self.config.limit:
+            self.at_limit()
 
     def _trace(self) -> bool:
         """Whether tracing slows the step that begins now; only one profiler can run."""
@@ -439,6 +446,17 @@ class ProgramRank:
         finally:
             os._exit = exit_now
 
+    def end_at_limit(self) -> None:
+        """Ends the program in the middle, once all ranks have come as far: none loses its peer in a step."""
+        for child in multiprocessing.active_children():
+            child.terminate()  # workers of a DataLoader would look for their parent only now and then
+        if distributed_c10d.is_initialized():
+            store, until_s = distributed_c10d._get_default_store(), time.monotonic() + AT_LIMIT_S
+            store.add(AT_LIMIT, 1)
+            while store.add(AT_LIMIT, 0) < self.config.world_size and time.monotonic() < until_s:
+                time.sleep(0.01)
+        os._exit(0)
+
     def close(self, code: int) -> None:
         """Writes the last steps and the warnings about them."""
         self.recorder.close(wait=code == 0)
@@ -515,6 +533,7 @@ def main(
         beginning = Beginning(tuple(argv), str(run.control(config.launch)), imported_with=imported_with)
     pid = os.getpid()
     program = ProgramRank(config, rank, run, recorder, pid, has_had_group, has_spawned, beginning, set_before)
+    recorder.at_limit = program.end_at_limit
     code = program.execute()
     hooks.close()
     try:

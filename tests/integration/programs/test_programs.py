@@ -120,6 +120,34 @@ def test_a_budget_that_isnt_used_is_said_where_something_was_timed(tmp_path: Pat
     assert said.count("`budget` is not used") == 1
 
 
+def test_a_program_ends_at_its_limit_on_all_ranks(tmp_path: Path) -> None:
+    """What would follow its last step doesn't run, and no rank loses its peer."""
+    write(
+        tmp_path,
+        "train.py",
+        """
+        import os, sys, time, torch, torch.distributed as dist
+        from torch.utils.data import DataLoader
+
+        dist.init_process_group("gloo")
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        try:
+            for number, batch in enumerate(DataLoader(torch.randn(4000, 4), batch_size=4, num_workers=1)):
+                model(batch).sum().backward()
+                optimizer.step()
+        finally:
+            open("goes-on", "w").close()
+        """,
+    )
+    ran = gpurun(tmp_path, "run", "train.py", "--devices", "cpu:2", "--set", "steps.limit=40", "--out", "run")
+    assert ran.code == 0, ran.err
+    for rank in range(2):
+        lines = (tmp_path / f"run/variants/script-2/rank{rank}.jsonl").read_text().splitlines()
+        assert len(lines) == 40
+    assert not (tmp_path / "goes-on").exists()
+
+
 def test_a_program_without_steps_fails_where_steps_are_required(tmp_path: Path) -> None:
     write(tmp_path, "quick.py", "pass\n")
     ran = gpurun(tmp_path, "run", "--devices", "cpu:1", "--require-steps", "--out", "ran", "quick.py").ended(
