@@ -25,6 +25,7 @@ FLOORS = (
     "start_on_nodes",
     "start_gate",
     "search",
+    "improve",
     "selftest",
     "start",
     "cli",

@@ -1,0 +1,428 @@
+"""A call in a user's source gets other keyword arguments: the changed bytes, the diff, the written files.
+
+Text is put into the old source at places that `ast` reports, so that all else stays byte for byte. The result
+is parsed again: an edit after which anything but the intended nodes differs counts as one without a place.
+"""
+
+import ast
+import contextlib
+import difflib
+import io
+import os
+import re
+import stat
+import tokenize
+import warnings
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import BinaryIO
+
+from gpurun.launcher.errors import SpecError, unwritable
+from gpurun.launcher.machine.git import top_directory, uninterrupted
+from gpurun.launcher.rundir.files import replacing
+
+ESCAPED = {ord(char): f"\\{letter}" for char, letter in zip('\a\b\t\n\v\f\r"\\', 'abtnvfr"\\', strict=True)}
+"""How git writes characters in names; others that aren't printable as octal numbers."""
+WIDTH = 100
+"""Columns up to which a line takes one more argument."""
+NEWLINE = re.compile(r"\r\n|\r|\n")  # `str.splitlines` knows more of them than Python's grammar
+CODE_OR_COMMENT = re.compile(r"#[^\r\n]*|[^\s\\]")
+REST_OF_LINE = re.compile(r"[ \t\f]*(?:#[^\r\n]*)?(?=[\r\n])")
+SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return)
+"""Statements before which a line runs as often as they do: none of the headers of `while`, `elif`, `case`."""
+MAYBE_NOT_RUN = (ast.BoolOp, ast.IfExp, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+"""Expressions whose parts run under a condition, later, or with names of their own."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Other arguments for the one call of a name at a line."""
+
+    file: Path
+    """Absolute."""
+    line: int
+    """As the frame reports it while the call runs (`f_lineno`), from 1."""
+    call: str
+    """The last part of the called name, before any renaming by an import: 'DistributedDataParallel'."""
+    arguments: Mapping[str, object]
+    """Written with `repr`; one that the call has is replaced, others are appended."""
+    parameters: tuple[str, ...] = ()
+    """Names of the positional parameters of what is called, in order, without `self`."""
+    before: str = ""
+    """A statement for a line before that of the call; `{0}` is the call's first argument, a (dotted) name."""
+
+
+Node = ast.expr | ast.stmt | ast.keyword
+
+
+class NoPlaceError(ValueError):
+    """An edit that can't be made, or not surely."""
+
+
+@dataclass(frozen=True)
+class Splice:
+    """Text that replaces characters of the old text; an insertion where `start` is `end`."""
+
+    start: int
+    end: int
+    text: str
+
+
+class Page:
+    """The text of a source file and its tree; places are indices of characters.
+
+    Raises:
+        SyntaxError, ValueError, LookupError: Python can't read the file, or its codec doesn't give it back.
+    """
+
+    def __init__(self, source: bytes) -> None:
+        self.encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
+        self.text = source.decode(self.encoding)
+        if self.text.encode(self.encoding) != source:
+            raise NoPlaceError(f"{self.encoding} doesn't give back what it has read")
+        self.tree = parsed(source)
+        self.newlines = list(NEWLINE.finditer(self.text))
+        self.starts = [0, *(newline.end() for newline in self.newlines)]
+
+    def start(self, node: Node) -> int:
+        return self._place(node.lineno, node.col_offset)
+
+    def end(self, node: Node) -> int:
+        return self._place(node.end_lineno or 0, node.end_col_offset or 0)
+
+    def _place(self, line: int, column: int) -> int:
+        """Of a column as `ast` has it: in bytes of UTF-8, whatever the encoding of the file."""
+        start, end = [*self.starts[line - 1 : line + 1], len(self.text)][:2]
+        return start + len(self.text[start:end].encode()[:column].decode())
+
+    def line_start(self, place: int) -> int:
+        return self.starts[bisect_right(self.starts, place) - 1]
+
+    def newline(self, place: int) -> str:
+        """As the line of a place ends; a last line without an end is like the line above."""
+        near = self.newlines[: bisect_right(self.starts, place)]
+        return near[-1][0] if near else "\n"
+
+    def indent(self, place: int) -> str:
+        """The white space that the line begins with, up to the place."""
+        return "".join(takewhile(" \t\f".__contains__, self.text[self.line_start(place) : place]))
+
+    def step(self) -> str:
+        """By how much the file indents."""
+        blocks = (body for node in self.tree.body if (body := getattr(node, "body", None)))
+        return next((step for body in blocks if (step := self.indent(self.start(body[0])))), "    ")
+
+    def is_short(self, place: int, more: str) -> bool:
+        """Whether the line has room for more text."""
+        start = self.line_start(place)
+        newline = NEWLINE.search(self.text, place)
+        line = self.text[start : newline.start() if newline else None]
+        return len(line.expandtabs()) + len(more) <= WIDTH
+
+    def spliced(self, splices: Sequence[Splice]) -> bytes:
+        """The source with other text in these places; of insertions in one place, the first comes first.
+
+        Raises:
+            NoPlaceError: two of them change the same text.
+        """
+        parts, done = list[str](), 0
+        for splice in sorted(splices, key=lambda splice: (splice.start, splice.end)):
+            if splice.start < done:
+                raise NoPlaceError("two edits change the same text")
+            parts += [self.text[done : splice.start], splice.text]
+            done = splice.end
+        return "".join([*parts, self.text[done:]]).encode(self.encoding)
+
+
+def parsed(source: bytes) -> ast.Module:
+    with warnings.catch_warnings():  # about the user's own escapes and comparisons
+        warnings.simplefilter("ignore")
+        return ast.parse(source)
+
+
+def rewritten(source: bytes, edits: Sequence[Edit]) -> tuple[bytes, tuple[Edit, ...]]:
+    """The changed source, and the edits that found no place.
+
+    These are edits without a call of the name at the line, or with several; of an argument that `*args` or
+    `**kwargs` may hold; that contradict an earlier one; with a statement before what isn't a simple statement
+    on lines of its own, or about a first argument that is no name. All, if Python can't read the source.
+    """
+    changed, made, left = source, list[Edit](), list[Edit]()
+    for edit in edits:
+        try:
+            changed = _with_all(source, [*made, edit])
+            made.append(edit)
+        except (SyntaxError, ValueError, LookupError, RecursionError, MemoryError):
+            left.append(edit)
+    return changed, tuple(left)
+
+
+def line_to_write(edit: Edit) -> str:
+    """What a person writes for an edit that found no place: 'DataLoader(…, num_workers=4)'."""
+    new = (f"{name}={value!r}" for name, value in edit.arguments.items())
+    call = f"{edit.call}({', '.join(['…', *new])})"
+    first = edit.parameters[0] if edit.parameters else "…"
+    return f"{edit.before.replace('{0}', first)} before {call}" if edit.before else call
+
+
+def _with_all(source: bytes, edits: Sequence[Edit]) -> bytes:
+    """Raises what `Page` does, and NoPlaceError."""
+    page = Page(source)
+    parents = {child: node for node in ast.walk(page.tree) for child in ast.iter_child_nodes(node)}
+    replaced = dict[ast.expr, str]()
+    appended = dict[ast.Call, dict[str, str]]()
+    lines = dict[tuple[ast.stmt, str], None]()  # in order, each once
+    for edit in edits:
+        call = _call_of(page.tree, edit)
+        for name, value in edit.arguments.items():
+            passed = _passed(call, name, edit.parameters)
+            was = replaced.get(passed) if passed else appended.get(call, {}).get(name)
+            if was not in (None, repr(value)):
+                raise NoPlaceError(f"another edit sets {name}={was}")
+            if passed:
+                replaced[passed] = repr(value)
+            else:
+                appended.setdefault(call, {})[name] = repr(value)
+        if edit.before:
+            first = _first_name(call, edit.parameters) if "{0}" in edit.before else ""
+            lines[_statement_of(page, call, parents), edit.before.replace("{0}", first)] = None
+
+    splices = [Splice(page.start(old), page.end(old), new) for old, new in replaced.items()]
+    for call, new in appended.items():
+        splices += _appended(page, call, [f"{name}={value}" for name, value in new.items()])
+    for statement, text in lines:
+        place = page.start(statement)
+        start = page.line_start(place)
+        splices.append(Splice(start, start, f"{page.indent(place)}{text}{page.newline(place)}"))
+    changed = page.spliced(splices)
+
+    for old, text in replaced.items():
+        _put(parents[old], old, expression(text))
+    for call, new in appended.items():
+        call.keywords += [ast.keyword(name, expression(value)) for name, value in new.items()]
+    for statement, text in lines:
+        _put(parents[statement], statement, *ast.parse(text).body, statement)
+    if ast.dump(page.tree) != ast.dump(parsed(changed)):
+        raise NoPlaceError("more would change than was meant")
+    return changed
+
+
+def expression(text: str) -> ast.expr:
+    """Raises NoPlaceError for `inf` and `nan`, which mean nothing in a source file."""
+    value = ast.parse(text, mode="eval").body
+    if {"inf", "nan"} & {getattr(node, "id", "") for node in ast.walk(value)}:
+        raise NoPlaceError(f"{text} has no literal")
+    return value
+
+
+def _put(parent: ast.AST, old: ast.AST, *new: ast.AST) -> None:
+    """Other nodes take the place of a node in its parent."""
+    for name, value in ast.iter_fields(parent):
+        if value is old:
+            setattr(parent, name, new[0])
+        elif isinstance(value, list) and old in value:
+            at = value.index(old)
+            value[at : at + 1] = new
+
+
+def _call_of(tree: ast.Module, edit: Edit) -> ast.Call:
+    originals = defaultdict[str, set[str]](set)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                originals[alias.asname or alias.name].add(alias.name)
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        # A call of an attribute is reported at the line of the attribute's name, or of the whole expression.
+        if edit.line in (node.lineno, node.func.end_lineno if isinstance(node.func, ast.Attribute) else None)
+        if edit.call in _names(node.func, originals)
+    ]
+    if len(calls) != 1:
+        raise NoPlaceError(f"{len(calls)} calls of {edit.call} at line {edit.line}")
+    return calls[0]
+
+
+def _names(called: ast.expr, originals: Mapping[str, set[str]]) -> Iterable[str]:
+    """What a called name may be called where it was imported from."""
+    match called:
+        case ast.Attribute(attr=name):
+            return {name}
+        case ast.Name(id=name):
+            return originals.get(name, {name})
+    return ()
+
+
+def _passed(call: ast.Call, name: str, parameters: Sequence[str]) -> ast.expr | None:
+    """The value that a call gives a parameter, if it does.
+
+    Raises:
+        NoPlaceError: it may be among `*args` or `**kwargs`.
+    """
+    for keyword in call.keywords:
+        if keyword.arg == name:
+            return keyword.value
+    plain = list(takewhile(lambda argument: not isinstance(argument, ast.Starred), call.args))
+    for parameter, argument in zip(parameters, plain, strict=False):
+        if parameter == name:
+            return argument
+    is_positional = name in parameters or not parameters
+    if (is_positional and plain != call.args) or any(keyword.arg is None for keyword in call.keywords):
+        raise NoPlaceError(f"{name} may be in *args or **kwargs")
+    return None
+
+
+def _first_name(call: ast.Call, parameters: Sequence[str]) -> str:
+    """'model.module' of `DDP(model.module)`, also where the argument is passed by its name."""
+    named = [keyword.value for keyword in call.keywords if keyword.arg in parameters[:1]]
+    first = node = next(iter([*call.args, *named]), None)
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    if first is None or not isinstance(node, ast.Name):
+        raise NoPlaceError("the first argument is no name")
+    return ast.unparse(first)
+
+
+def _statement_of(page: Page, call: ast.Call, parents: Mapping[ast.AST, ast.AST]) -> ast.stmt:
+    """The statement with the call in it, where a line before it runs as often as the call, and before it."""
+    node: ast.AST = call
+    is_sure = True
+    while not isinstance(node, ast.stmt):
+        node = parents[node]
+        is_sure = is_sure and not isinstance(node, MAYBE_NOT_RUN)
+    binds = any(isinstance(part, ast.NamedExpr) for part in ast.walk(node))
+    start = page.start(node)
+    begins_line = page.line_start(start) + len(page.indent(start)) == start
+    if not is_sure or binds or not begins_line or not isinstance(node, SIMPLE):
+        raise NoPlaceError("no line before the statement can stand for one before the call")
+    return node
+
+
+def _appended(page: Page, call: ast.Call, new: Sequence[str]) -> list[Splice]:
+    """Puts arguments after the last one, laid out as the call is."""
+    text, close = page.text, page.end(call) - 1
+    after_name = CODE_OR_COMMENT.finditer(text, page.end(call.func), close)
+    opened = next(code.end() for code in after_name if code[0] == "(")
+    arguments: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
+    if not arguments:
+        return [Splice(opened, opened, ", ".join(new))]
+    at, is_comma = max(map(page.end, arguments)), False
+    for code in CODE_OR_COMMENT.finditer(text, at, close):  # parentheses around the last argument, a comma
+        if not code[0].startswith("#"):
+            at, is_comma = code.end(), code[0] == ","
+    inline = f" {', '.join(new)}," if is_comma else f", {', '.join(new)}"
+    last = max(map(page.start, arguments))
+    line = page.line_start(last)
+    has_own_line = line > opened and not text[line:last].strip(" \t\f(")
+    if not has_own_line and page.is_short(at, inline):
+        return [Splice(at, at, inline)]
+
+    end, comma = page.newline(at), "" if is_comma else ","
+    outer = page.indent(opened)
+    if not NEWLINE.search(text, opened, close):  # all arguments go to a line between the parentheses
+        indent = f"{end}{outer}{page.step()}"
+        if len(f"{indent}{text[opened:at]}{inline}") > WIDTH:
+            inline = comma + "".join(f"{indent}{argument}," for argument in new)
+        first = min(map(page.start, arguments))
+        blank = len(text[opened:first]) - len(text[opened:first].lstrip())
+        return [Splice(opened, opened + blank, indent), Splice(at, close, f"{inline}{end}{outer}")]
+    visual = outer + " " * (opened - page.line_start(opened) - len(outer))
+    indent = end + (page.indent(last) if line > opened else visual)
+    if rest := REST_OF_LINE.match(text, at):  # the parenthesis closes on a line of its own
+        after = "".join(f"{indent}{argument}," for argument in new)
+        return [Splice(at, at, comma), Splice(rest.end(), rest.end(), after)]
+    after = ",".join(f"{indent}{argument}" for argument in new)
+    return [Splice(at, at, f"{comma}{after}{',' if is_comma else ''}")]
+
+
+def diff_text(changes: Mapping[Path, tuple[bytes, bytes]], root: Path) -> str:
+    """A unified diff of old and new bytes as `git diff` writes it, for `patch -p1` in `root`.
+
+    `git apply` takes it where `root` is the top directory of the repository; below that, it skips all files.
+    Bytes that aren't UTF-8 are surrogates: write it with `errors="surrogateescape"` and `newline=""`.
+
+    Raises:
+        SpecError: a file is outside of `root`.
+    """
+    return "".join(
+        _diff(_relative(path, root), *changes[path]) for path in sorted(changes) if len({*changes[path]}) > 1
+    )
+
+
+def _diff(name: str, old: bytes, new: bytes) -> str:
+    a, b = _quoted(f"a/{name}"), _quoted(f"b/{name}")
+    tab = "\t" if " " in name else ""  # ends a name with blanks, for `patch`
+    before, after = (
+        [line for line in re.split(r"(?<=\n)", content.decode(errors="surrogateescape")) if line]
+        for content in (old, new)
+    )
+    lines = difflib.unified_diff(before, after, f"{a}{tab}", f"{b}{tab}")
+    ended = (line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+    return f"diff --git {a} {b}\n{''.join(ended)}"
+
+
+def _quoted(name: str) -> str:
+    """As git writes names that aren't plain ASCII."""
+    escaped = "".join(
+        ESCAPED.get(byte) or (chr(byte) if 31 < byte < 127 else f"\\{byte:03o}") for byte in os.fsencode(name)
+    )
+    return name if escaped == name else f'"{escaped}"'
+
+
+def _relative(path: Path, root: Path) -> str:
+    """Raises SpecError where a link or `..` leads out of `root`."""
+    place = path.parent.resolve() / path.name
+    if path.name == ".." or not place.is_relative_to(root.resolve()):
+        raise SpecError(f"{path} is outside of {root}; start in the directory that all changed files are in")
+    return place.relative_to(root.resolve()).as_posix()
+
+
+def write_changes(changes: Mapping[Path, tuple[bytes, bytes]], root: Path, force: bool = False) -> None:
+    """Replaces old bytes by new ones, in all files or in none; permissions and owners stay.
+
+    Raises:
+        SpecError: a file is outside of `root`, is a link, has changed, can't be written, or is in no work
+            tree of git without `force`; nothing is written.
+        MachineError: the disk is full or fails.
+    """
+    for path, (old, _) in changes.items():
+        _relative(path, root)
+        _check(path, old, force)
+    try:
+        with uninterrupted(), contextlib.ExitStack() as all_written:  # renames them when it is left
+            for path, (_, new) in changes.items():
+                file = all_written.enter_context(replacing(path))
+                file.write(new)
+                _keep_owner(file, path.stat())
+                file.flush()
+                os.fsync(file.fileno())
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def _keep_owner(file: BinaryIO, status: os.stat_result) -> None:
+    with contextlib.suppress(PermissionError):  # only root may: in a container, with the files of a user
+        os.fchown(file.fileno(), status.st_uid, status.st_gid)
+    os.fchmod(file.fileno(), stat.S_IMODE(status.st_mode))  # after fchown, which clears bits
+
+
+def _check(path: Path, old: bytes, force: bool) -> None:
+    """Raises SpecError where a file isn't to be replaced."""
+    try:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise SpecError(f"{path} is a link or no file, so it isn't replaced; apply the diff yourself")
+        if path.read_bytes() != old:
+            raise SpecError(f"{path} has changed since it was measured; start `gpurun improve` again")
+    except OSError as error:
+        raise SpecError(f"can't read {path}: {error.strerror}; start `gpurun improve` again") from None
+    if not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK | os.X_OK)):
+        raise SpecError(f"you may not write {path}; allow it with chmod u+w, or apply the diff elsewhere")
+    if not force and top_directory(path.parent) is None:
+        raise SpecError(
+            f"{path} is in no git repository, so nothing could undo the change; add --force to write it"
+        )
