@@ -195,6 +195,11 @@ CASES = {
         "opt = torch.optim.AdamW([\n    {'params': a},\n    {'params': b, 'lr': 0.1},\n"
         "], lr=1e-3, fused=True)\n",
     ),
+    "a generator without parentheses": Case(
+        "opt = AdamW( p for p in m if p.requires_grad )  # )\n",
+        edit(1, "AdamW", fused=True, foreach=False),
+        "opt = AdamW(( p for p in m if p.requires_grad ), fused=True, foreach=False)  # )\n",
+    ),
     "a keyword beside **": Case(
         "x = DataLoader(ds, num_workers=0, **{})\n", W4, "x = DataLoader(ds, num_workers=4, **{})\n"
     ),
@@ -289,7 +294,6 @@ NO_PLACE = {
     "in *": ("x = DataLoader(*arguments)\n", W4),
     "in * behind others": ("x = DataLoader(ds, *rest)\n", W4),
     "in *, no parameters known": ("x = DataLoader(*rest)\n", replace(W4, parameters=())),
-    "a generator without parentheses": ("x = DataLoader(a for a in b)\n", W4),
     "no expression": ("x = DataLoader(ds)\n", replace(W4, arguments={"generator": object()})),
     "infinity": ("x = DataLoader(ds)\n", replace(W4, arguments={"timeout": [float("inf")]})),
     "no keyword": ("x = DataLoader(ds)\n", replace(W4, arguments={"a=1, b": 1})),
