@@ -13,7 +13,7 @@ from gpurun.launcher.units import plural
 if TYPE_CHECKING:
     from gpurun.launcher.plan.model import Identity, SkippedCombination
 
-OF_A_PROGRAM = frozenset({"args", "options", "env"})
+OF_A_PROGRAM = frozenset({"args", "options", "calls", "env"})
 """Settings whose values say what they are, without the setting's name."""
 LONGEST_SPLIT = 16
 """Characters; a longer list of samples is written as runs."""
@@ -99,8 +99,16 @@ def varied_text(key: str, value: Any) -> str:
         return value_text(value) or "none"
     if key == "args":
         return shlex.join(value) or "no args"
+    if key == "calls":
+        called = (f"{name}({', '.join(_keywords(given))})" for name, given in value.items())
+        return " ".join(called) or "no calls changed"
     items = (f"{name.removeprefix('+')}={value_text(item)}" for name, item in value.items())
     return " ".join(items) or f"no {key}"
+
+
+def _keywords(given: Mapping[str, Any]) -> list[str]:
+    """Keyword arguments as Python has them: `num_workers=2`."""
+    return [f"{keyword}={value!r}" for keyword, value in given.items()]
 
 
 def value_text(value: Any) -> str:

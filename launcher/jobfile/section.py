@@ -210,6 +210,17 @@ ITEMS = Shape(
     matches=_has_items,
 )
 """A mapping under `compare` is merged into that at the top. Ids have its items: `width-64`."""
+NESTED = Shape(
+    lambda own, varied: {**own, **{name: {**own.get(name, {}), **items} for name, items in varied.items()}},
+    lambda key, value: [
+        word for name, items in value.items() for word in (name, *ITEMS.id_words(name, items))
+    ],
+    matches=lambda value, varied, wanted: all(
+        name in value and _has_items(value[name], varied, items) for name, items in wanted.items()
+    ),
+)
+"""Mappings by name: each of them is merged like `ITEMS`. Ids have names and items:
+`DataLoader-num_workers-2`."""
 WORDS = Shape(
     lambda own, varied: (*own, *varied),
     lambda key, value: [word for argument in value if (word := str(argument).strip("-"))],

@@ -19,6 +19,7 @@ from gpurun.launcher.jobfile.kinds import EVERY_KIND, PROGRAM, WORKLOADS, JobKin
 from gpurun.launcher.jobfile.section import (
     ITEMS,
     MAPPING,
+    NESTED,
     WORDS,
     Setting,
     ValueKind,
@@ -356,6 +357,23 @@ class Settings:
     """Options that are set in `args`, in the form that they have there; others are added. `{workers: 2}` is
     `--workers 2`, `{amp: on}` is the flag `--amp`, which `{amp: off}` removes, and `{+model.width: 64}` is
     Hydra's `model.width=64`."""
+    calls: Annotated[Mapping[str, Mapping[str, bool | int | float | str]], values.CHANGED_CALLS] = setting(
+        {},
+        compare="Changed calls of the program to compare: a list of mappings, each merged into the `calls` "
+        "at the top.",
+        baseline="Changed calls that the baseline has; others are ignored.",
+        kinds=frozenset({PROGRAM}),
+        instead=_OF_WORKLOADS,
+        shape=NESTED,
+        absent={},
+        decides=False,
+        same_work=True,
+    )
+    """Keyword arguments that calls of torch in the program's own files get instead of those written there:
+    `{DataLoader: {num_workers: 2}}`, and likewise `DistributedDataParallel` and `Optimizer`, which is every
+    class of `torch.optim`. A keyword that a class doesn't have is left out. `{compile: {}}` compiles the
+    module that is given to DistributedDataParallel, and `{cudnn: {benchmark: true}}` sets the flag of
+    `torch.backends.cudnn` before the program begins. Calls that libraries make stay as they are."""
     env: Annotated[Mapping[str, str], values.ENV] = setting(
         {},
         compare="Environments of the program to compare: a list of mappings, each merged into the `env` at "
@@ -410,7 +428,7 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
 )
 """All settings by name, in the order in which they vary."""
 
-ADDED_TO_THE_TOP = frozenset({"args", "options", "env", "params"})
+ADDED_TO_THE_TOP = frozenset({"args", "options", "calls", "env", "params"})
 """Settings whose values under `compare` are added to the one at the top, which all variants have, too."""
 
 TASK_SETTINGS = tuple(name for name, row in SETTINGS.items() if row.is_task)

@@ -9,6 +9,7 @@ from typing import Any
 
 from gpurun.launcher.jobfile.section import InvalidValue, ValueKind, expected, one_of, whole
 from gpurun.launcher.jobfile.yaml.describe import (
+    any_of,
     correction,
     describe,
     did_you_mean,
@@ -546,6 +547,10 @@ MODULE_NAME = "the name of a module"
 MAX_ARGS = 1000
 """Linux takes more, a person writes fewer."""
 
+CALLS = ("DataLoader", "DistributedDataParallel", "Optimizer", "compile", "cudnn")
+"""What of torch a job may change in a program: constructors, `Module.compile`, `torch.backends.cudnn`."""
+CUDNN_FLAGS = ("benchmark", "deterministic")
+
 OWN_VARIABLES = frozenset(
     {
         *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
@@ -631,6 +636,36 @@ def _option(name: str, item: Any) -> str:
     return text
 
 
+def parse_calls(value: Any) -> dict[str, dict[str, bool | int | float | str]]:
+    """Keyword arguments by the name of what is called."""
+    example = "such as {DataLoader: {num_workers: 2}}"
+    if not isinstance(value, dict):
+        raise expected("keyword arguments by call", value, example)
+    for name, given in value.items():
+        if name not in CALLS:
+            hint = did_you_mean(name, CALLS) or f"use {any_of(CALLS)}"
+            raise InvalidValue(f"no call `{shorten(name)}` can be changed", hint)
+        if not isinstance(given, dict):
+            hint = f"write {{{name}: {{}}}}" if name == "compile" else example
+            raise expected(f"keyword arguments of {name}", given, hint)
+        for keyword, item in given.items():
+            _check_keyword(name, keyword, item)
+    return value
+
+
+def _check_keyword(name: str, keyword: str, item: Any) -> None:
+    if name == "cudnn":
+        if keyword not in CUDNN_FLAGS:
+            hint = did_you_mean(keyword, CUDNN_FLAGS) or f"use {any_of(CUDNN_FLAGS)}"
+            raise InvalidValue(f"cudnn has no flag `{shorten(keyword)}` here", hint)
+        if not isinstance(item, bool):
+            raise expected(f"true or false for cudnn's {keyword}", item, correction(item, bool))
+    elif not keyword.isidentifier():
+        raise expected(f"the name of a keyword argument of {name}", keyword, "such as num_workers")
+    elif not isinstance(item, bool | int | float | str):
+        raise expected(f"true, false, a number or a text for {keyword} of {name}", item)
+
+
 def parse_env(value: Any) -> dict[str, str]:
     """Environment variables by name, those with secrets masked; numbers need no quotes."""
     if isinstance(value, str):  # not shown: it may hold a secret
@@ -677,6 +712,20 @@ ARGS = ValueKind(parse_args, {"type": "array", "items": {"type": ["string", "num
 OPTIONS = ValueKind(
     parse_options,
     {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}},
+)
+CHANGED_CALLS = ValueKind(
+    parse_calls,
+    {
+        "type": "object",
+        "properties": {
+            name: {
+                "type": "object",
+                "additionalProperties": {"type": ["boolean", "number", "string"]},
+            }
+            for name in CALLS
+        },
+        "additionalProperties": False,
+    },
 )
 ENV = ValueKind(parse_env, {"type": "object", "additionalProperties": {"type": ["string", "number"]}})
 

@@ -161,6 +161,7 @@ def program_config(
         script=variant.script,
         module=variant.module,
         args=variant.line,
+        calls=variant.calls,
         seed=variant.seed,
         world_size=variant.world_size,
         warmup=spec.steps.warmup,

@@ -87,10 +87,41 @@ class ProgramConfig:
     """Counts from 0."""
     limit: int | None = None
     """Steps after which the program is ended; `None`: it runs to its end."""
+    calls: Mapping[str, Mapping[str, bool | int | float | str]] = field(default_factory=dict)
+    """Keyword arguments by call, as the setting of this name."""
 
     @property
     def variant(self) -> str:
         return self.variants[0].id
+
+
+@dataclass(frozen=True)
+class CallSite:
+    """A place at which a program calls a constructor of torch; what it passes is that of the first call."""
+
+    name: str
+    """`DataLoader`, `DistributedDataParallel`, or the class of the optimizer."""
+    file: str
+    line: int
+    """Of the statement in the caller that runs."""
+    is_users: bool
+    """Whether it is in a file of the user's; only such calls are changed."""
+    library: str = ""
+    """Else the package that calls: `transformers`, or `torch`."""
+    given: Mapping[str, str] = field(default_factory=dict)
+    """The arguments by name, as Python has them; of what isn't plain, the name of its class."""
+    parameters: tuple[str, ...] = ()
+    """Names of the arguments that are passed by position."""
+    applied: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    """Changed arguments; `compile` of the module that is given to DDP."""
+    skipped: tuple[str, ...] = ()
+    """Arguments of the job that mean nothing to this call."""
+    count: int = 1
+    num_parameters: int | None = None
+    """Tensors that an optimizer has."""
+    unused_bytes: int | None = None
+    """The most bytes of parameters that a backward pass of this rank left unused in the first steps, by DDP's
+    own record; `None` where it doesn't look for them."""
 
 
 @dataclass(frozen=True)

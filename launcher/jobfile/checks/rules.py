@@ -17,7 +17,7 @@ from gpurun.launcher.jobfile.kinds import (
 from gpurun.launcher.jobfile.model import SIZES, Baseline, JobSpec, Steps, key_settings
 from gpurun.launcher.jobfile.params import signature_of_builtin
 from gpurun.launcher.jobfile.read import Draft
-from gpurun.launcher.jobfile.section import ITEMS, Section, Setting
+from gpurun.launcher.jobfile.section import ITEMS, NESTED, Section, Setting
 from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.jobfile.values import (
     MODULE_NAME,
@@ -252,7 +252,7 @@ def _foreign_baseline(draft: Draft) -> Iterator[Problem]:
     """Values of `baseline` that no variant can have. The variants show what `params` and `env` may be."""
     for key in Baseline.keys:
         value, choices = getattr(draft.spec.baseline, key, None), draft.values(key)
-        if value is None or SETTINGS[key].shape is ITEMS or choices is None or None in choices:
+        if value is None or SETTINGS[key].shape in (ITEMS, NESTED) or choices is None or None in choices:
             continue
         if value in choices or (key == "split" and _is_same_work(draft, value, choices)):
             continue

@@ -1,6 +1,6 @@
 """GPUs that torch calls `cuda`: NVIDIA's, and AMD's under ROCm."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 import torch
@@ -58,3 +58,14 @@ class CudaRuntime(StreamRuntime):
 
     def set_convolution_search(self, searches: bool) -> None:
         torch.backends.cudnn.benchmark = searches
+
+
+@contextmanager
+def cudnn_flags(wanted: Mapping[str, object]) -> Iterator[None]:
+    """Sets flags of `torch.backends.cudnn`, and what they were at the end."""
+    before = {flag: getattr(torch.backends.cudnn, flag) for flag in wanted}
+    for flag, value in wanted.items():
+        setattr(torch.backends.cudnn, flag, value)
+    yield
+    for flag, value in before.items():
+        setattr(torch.backends.cudnn, flag, value)

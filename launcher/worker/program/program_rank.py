@@ -60,6 +60,7 @@ from gpurun.launcher.worker.base.preload import PRELOADED
 from gpurun.launcher.worker.base.process_group import await_port, stay_on_this_machine
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.profiling import StepCapture, StepTracer, open_block
+from gpurun.launcher.worker.program.calls import ProgramCalls
 from gpurun.launcher.worker.program.import_time import TORCH, Beginning, HiddenPackages, set_by
 from gpurun.launcher.worker.program.own_profilers import OwnProfilers
 from gpurun.launcher.worker.program.step_rules import Classifier, KeptSteps, StepBoundary
@@ -612,6 +613,7 @@ def watch_steps(recorder: StepRecorder) -> ExitStack:
     stepping.observe(recorder)
     hooks.callback(stepping.stop_observing)
     hooks.enter_context(recorder.profilers.watch())
+    hooks.enter_context(ProgramCalls(recorder.config.calls).watch())
     return hooks
 
 

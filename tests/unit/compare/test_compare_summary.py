@@ -174,6 +174,13 @@ def test_every_end_of_a_run(snapshot: Callable[[str, str], None]) -> None:
         ),
         ("script", (), {"options": {"workers": "0", "+a.b": "c"}}, "workers=0 a.b=c"),
         ("script", (), {"options": {}, "env": {}}, "no options no env"),
+        (
+            "script",
+            (),
+            {"calls": {"DataLoader": {"num_workers": 2, "pin_memory": True}, "compile": {}}},
+            "DataLoader(num_workers=2, pin_memory=True) compile()",
+        ),
+        ("script", (), {"calls": {}}, "no calls changed"),
         ("script", (), {"params": {"args": 1, "options": 2}}, "params=args=1,options=2"),
     ],
 )

@@ -68,6 +68,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "params": ({"layers": 1}, {"layers": 2}),
     "args": (["--one"], ["--two"]),
     "options": ({"level": "1"}, {"level": "2"}),
+    "calls": ({"DataLoader": {"num_workers": 1}}, {"DataLoader": {"num_workers": 2}}),
     "env": ({"LEVEL": "1"}, {"LEVEL": "2"}),
     "seed": (1, 2),
 }
@@ -181,7 +182,7 @@ def test_the_worker_reads_all_that_it_is_given(kind: type) -> None:
     }
     others = {name for name, row in SETTINGS.items() if TRAINING not in row.kinds} | {"device_count"}
     assert {one.name for one in fields(kind)} - others <= read
-    assert others - {"device_count"} >= {"script", "module", "args", "options", "env"}
+    assert others - {"device_count"} >= {"script", "module", "args", "options", "calls", "env"}
 
 
 @pytest.mark.parametrize("name", VARYING)

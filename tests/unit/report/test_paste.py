@@ -35,7 +35,7 @@ def pasted(files: Any, **fields: Any) -> str:
     return lines_to_paste(replace(comparison, variants=variants)) or ""
 
 
-PROGRAMS = {"script", "module", "args", "options", "env"}
+PROGRAMS = {"script", "module", "args", "options", "calls", "env"}
 """Settings of programs, which have their own loop."""
 CASES: dict[str, dict[str, Any]] = {
     "a mean": {"loss": "mean"},

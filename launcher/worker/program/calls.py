@@ -1,0 +1,216 @@
+"""The calls of torch in a program's own files: changed as the job says, and noted for whoever asks."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import typing
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from gpurun.launcher.inspect.stacks import is_users
+from gpurun.launcher.rundir.records import CallSite
+from gpurun.launcher.worker.accelerators.cuda import cudnn_flags
+
+Value = bool | int | float | str
+NEEDS_WORKERS = {"persistent_workers": False, "prefetch_factor": None, "multiprocessing_context": None}
+"""Arguments that a DataLoader refuses without workers, and their values then."""
+EXCLUSIVE = {"fused": "foreach", "foreach": "fused"}
+"""Implementations of an optimizer, of which only one can be `True`."""
+_TORCH = f"{os.path.dirname(torch.__file__)}{os.sep}"
+_PASSES_ON = (typing.__file__, __file__)
+"""Files whose frames only pass a call on: `DataLoader[int](…)` is called by `typing`."""
+_PLAIN = (bool, int, float, str, type(None))
+MAX_SHOWN = 80
+"""Characters of an argument that are noted."""
+MAX_SITES = 1000
+"""A program that makes optimizers from code that it generates has no end of them."""
+
+
+@dataclass(frozen=True)
+class Changed:
+    """The arguments of a call."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    applied: dict[str, Value] = field(default_factory=dict)
+    skipped: tuple[str, ...] = ()
+    """Keywords that mean nothing to this call."""
+
+
+def change(
+    signature: inspect.Signature,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    wanted: Mapping[str, Value],
+) -> Changed:
+    """The arguments of a method without `self`: a wanted one replaces what is passed, also by position.
+
+    Args:
+        signature: of the method, with `self`.
+    """
+    names = list(signature.parameters)[1:]
+    applied = {name: value for name, value in wanted.items() if name in names}
+    values: dict[str, Any] = dict(applied)
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    for name, other in EXCLUSIVE.items():
+        if values.get(name) is True and given.get(other) is True and other not in values:
+            values[other] = None
+    if "num_workers" in names and not (given | values).get("num_workers"):
+        applied = {name: value for name, value in applied.items() if name not in NEEDS_WORKERS}
+        # Also what the program itself passes, whose own number of workers is replaced by none.
+        is_replaced = "num_workers" in values
+        values = {name: value for name, value in values.items() if name not in NEEDS_WORKERS}
+        values |= {name: NEEDS_WORKERS[name] for name in NEEDS_WORKERS.keys() & given if is_replaced}
+    by_position = tuple(values.pop(name, value) for name, value in zip(names, args, strict=False))
+    skipped = tuple(name for name in wanted if name not in applied)
+    return Changed((*by_position, *args[len(names) :]), {**kwargs, **values}, applied, skipped)
+
+
+@dataclass
+class ProgramCalls:
+    """Changes the calls of a program, and has them by place."""
+
+    wanted: Mapping[str, Mapping[str, Value]]
+    notes: bool = False
+    """Whether calls are noted."""
+    sites: dict[tuple[str, str, int, int], CallSite] = field(default_factory=dict)
+    _begun: set[int] = field(default_factory=set)
+    """The objects whose constructors run: an outer class calls that of its base for the same object."""
+
+    def watch(self) -> ExitStack:
+        """Changes and notes calls from now on; closing the returned stack ends it."""
+        hooks = ExitStack()
+        hooks.enter_context(cudnn_flags(self.wanted.get("cudnn", {})))
+        for kind in (DataLoader, DistributedDataParallel, *optimizers()):
+            is_wanted = _key_of(kind) in self.wanted
+            is_wanted |= kind is DistributedDataParallel and "compile" in self.wanted
+            if self.notes or is_wanted:
+                hooks.callback(self._wrap(kind))
+        return hooks
+
+    def _wrap(self, kind: Any) -> Callable[[], None]:
+        """Has calls of the constructor changed; returns what undoes that."""
+        original = kind.__init__
+        signature = functools.cache(lambda: inspect.signature(original))
+
+        @functools.wraps(original)
+        def construct(made: Any, /, *args: Any, **kwargs: Any) -> None:
+            if id(made) in self._begun:
+                original(made, *args, **kwargs)
+                return
+            self._begun.add(id(made))
+            try:
+                caller = caller_of(sys._getframe(1))
+                changed = Changed(args, kwargs)
+                if is_own_code(caller):
+                    changed = self.changed(kind, signature(), changed)
+                original(made, *changed.args, **changed.kwargs)
+                if self.notes:
+                    self.note(kind.__name__, made, caller, signature().bind(made, *args, **kwargs), changed)
+            finally:
+                self._begun.discard(id(made))
+
+        kind.__init__ = construct
+        return lambda: setattr(kind, "__init__", original)
+
+    def changed(self, kind: type, signature: inspect.Signature, given: Changed) -> Changed:
+        """The arguments of a call from the user's own files."""
+        changed = change(signature, given.args, given.kwargs, self.wanted.get(_key_of(kind), {}))
+        if kind is not DistributedDataParallel or (options := self.wanted.get("compile")) is None:
+            return changed
+        module = signature.bind_partial(None, *changed.args, **changed.kwargs).arguments.get("module")
+        is_compiled = getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
+        if is_compiled or not isinstance(module, torch.nn.Module):
+            return replace(changed, skipped=(*changed.skipped, "compile"))
+        module.compile(**options)
+        return replace(changed, applied={**changed.applied, "compile": True})
+
+    def note(
+        self,
+        name: str,
+        made: Any,
+        caller: FrameType,
+        given: inspect.BoundArguments,
+        changed: Changed,
+    ) -> None:
+        """Notes a call, or that the one at this place was made again."""
+        key = (name, caller.f_code.co_filename, caller.f_lineno, caller.f_lasti)
+        if (known := self.sites.get(key)) is not None:
+            self.sites[key] = replace(known, count=known.count + 1)
+        elif len(self.sites) < MAX_SITES:
+            arguments = {each: value for each, value in given.arguments.items() if each != "self"}
+            is_own = is_own_code(caller)
+            groups = getattr(made, "param_groups", None)
+            self.sites[key] = CallSite(
+                name=name,
+                file=os.path.abspath(caller.f_code.co_filename),
+                line=caller.f_lineno,
+                is_users=is_own,
+                library="" if is_own else library_of(caller),
+                given={each: shown(value) for each, value in arguments.items()},
+                parameters=tuple(arguments)[: len(changed.args)],
+                applied=changed.applied,
+                skipped=changed.skipped,
+                num_parameters=sum(len(each["params"]) for each in groups) if groups else None,
+            )
+
+
+def optimizers() -> list[type[torch.optim.Optimizer]]:
+    """Every optimizer of `torch.optim` that has a constructor of its own."""
+    found = (each for each in vars(torch.optim).values() if isinstance(each, type))
+    return [
+        each
+        for each in found
+        if issubclass(each, torch.optim.Optimizer) and each is not torch.optim.Optimizer
+        if "__init__" in vars(each)
+    ]
+
+
+def _key_of(kind: type) -> str:
+    """The name by which a job changes calls of the class."""
+    return "Optimizer" if issubclass(kind, torch.optim.Optimizer) else kind.__name__
+
+
+def is_own_code(frame: FrameType) -> bool:
+    """Whether a frame is in a file of the user's own."""
+    return _is_users(frame.f_code.co_filename)
+
+
+_is_users = functools.cache(is_users)
+
+
+def caller_of(frame: FrameType) -> FrameType:
+    """The frame that makes the call, of the one at which a constructor is entered."""
+    while frame.f_code.co_filename in _PASSES_ON and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def library_of(frame: FrameType | None) -> str:
+    """The package of the nearest caller outside of torch; `torch` where that is the user's own file."""
+    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, *_PASSES_ON)):
+        frame = frame.f_back
+    if frame is None or is_own_code(frame):
+        return "torch"
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def shown(value: Any) -> str:
+    """A plain value as Python has it, else a name: the text of a module or a dataset may be endless."""
+    is_short = (
+        isinstance(value, list | tuple) and len(value) <= 8 and all(isinstance(x, _PLAIN) for x in value)
+    )
+    if isinstance(value, (*_PLAIN, torch.device)) or is_short:
+        text = repr(value)
+        return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+    return str(getattr(value, "__name__", type(value).__name__))

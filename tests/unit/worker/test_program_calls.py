@@ -1,0 +1,141 @@
+"""Calls of torch in a program's own files, changed from outside."""
+
+import copy
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from gpurun.launcher.worker.program.calls import Changed, ProgramCalls, change, optimizers, shown
+
+LOADER, ADAMW = inspect.signature(DataLoader.__init__), inspect.signature(torch.optim.AdamW.__init__)
+DATA = TensorDataset(torch.arange(8.0))
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "wanted", "expected"),
+    [
+        ((DATA,), {}, {"num_workers": 2}, ((DATA,), {"num_workers": 2})),
+        ((DATA,), {"num_workers": 1}, {"num_workers": 2}, ((DATA,), {"num_workers": 2})),
+        ((DATA, 4, True), {}, {"batch_size": 8}, ((DATA, 8, True), {})),
+        (
+            (DATA,),
+            {"num_workers": 1, "prefetch_factor": 4, "persistent_workers": True},
+            {"num_workers": 0},
+            ((DATA,), {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}),
+        ),
+        (
+            (DATA,),
+            {"num_workers": 1},
+            {"prefetch_factor": 4},
+            ((DATA,), {"num_workers": 1, "prefetch_factor": 4}),
+        ),
+    ],
+)
+def test_a_wanted_argument_replaces_what_is_passed(
+    args: Any, kwargs: Any, wanted: Any, expected: Any
+) -> None:
+    changed = change(LOADER, args, kwargs, wanted)
+    assert (changed.args, changed.kwargs) == expected
+    assert changed.applied == wanted
+    assert not changed.skipped
+
+
+def test_what_means_nothing_to_a_call_is_skipped() -> None:
+    alone = {"persistent_workers": True, "prefetch_factor": 4, "pages": 1, "pin_memory": True}
+    changed = change(LOADER, (DATA,), {}, alone)
+    assert changed.kwargs == {"pin_memory": True}
+    assert changed.skipped == ("persistent_workers", "prefetch_factor", "pages")
+    assert change(LOADER, (DATA,), {}, {}) == Changed((DATA,), {})
+
+
+def test_only_one_implementation_of_an_optimizer_is_chosen() -> None:
+    changed = change(ADAMW, ([],), {"foreach": True}, {"fused": True})
+    assert changed.kwargs == {"foreach": None, "fused": True}
+    assert changed.applied == {"fused": True}
+
+
+def test_every_optimizer_is_called_by_its_own_constructor() -> None:
+    names = {each.__name__ for each in optimizers()}
+    assert {"SGD", "Adam", "AdamW", "Adagrad", "RMSprop"} <= names
+    assert "Optimizer" not in names
+
+
+class Loader(DataLoader[Any]):
+    """A program's own."""
+
+    def __init__(self, data: Any, **kwargs: Any) -> None:
+        super().__init__(data, 4, **kwargs)
+
+
+def weights() -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(torch.zeros(2))]
+
+
+def test_calls_of_own_files_are_changed_and_noted() -> None:
+    original = DataLoader.__init__
+    calls = ProgramCalls({"DataLoader": {"batch_size": 2}, "Optimizer": {"fused": True}}, notes=True)
+    with calls.watch():
+        loaders = [DataLoader(DATA, 4), DataLoader[Any](DATA, batch_size=4), Loader(DATA)]
+        for _ in range(2):
+            optimizers = [torch.optim.AdamW(weights(), 0.5), torch.optim.Adamax(weights())]
+        copied = copy.copy(loaders[0])
+    assert DataLoader.__init__ is original
+    assert [each.batch_size for each in [*loaders, copied]] == [2, 2, 2, 2]
+    assert DataLoader(DATA, 4).batch_size == 4
+    assert [each.defaults.get("fused") for each in optimizers] == [True, None]
+    first, second, third, adamw, adamax = calls.sites.values()
+    assert {each.name for each in (first, second, third)} == {"DataLoader"}
+    assert all(each.is_users and not each.library and each.file == __file__ for each in calls.sites.values())
+    assert (first.given, first.parameters) == (
+        {"dataset": "TensorDataset", "batch_size": "4"},
+        ("dataset", "batch_size"),
+    )
+    assert second.line == first.line
+    assert (second.parameters, second.applied) == (("dataset",), {"batch_size": 2})
+    assert (adamw.name, adamw.count, adamw.num_parameters) == ("AdamW", 2, 1)
+    assert (adamax.applied, adamax.skipped) == ({}, ("fused",))
+
+
+def test_calls_of_libraries_stay_as_they_are(tmp_path: Path) -> None:
+    package = tmp_path / "site-packages" / "trainers"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("def make(cls, *args, **kwargs): return cls(*args, **kwargs)\n")
+    calls = ProgramCalls({"DataLoader": {"batch_size": 2}, "Optimizer": {"fused": True}}, notes=True)
+    with pytest.MonkeyPatch.context() as patch, calls.watch():
+        patch.syspath_prepend(package.parent)
+        import trainers  # type: ignore[import-not-found]
+
+        assert trainers.make(DataLoader, DATA, 4).batch_size == 4
+        assert trainers.make(torch.optim.AdamW, weights()).defaults["fused"] is None
+    assert [(each.is_users, each.library, each.applied) for each in calls.sites.values()] == [
+        (False, "trainers", {})
+    ] * 2
+
+
+def test_cudnn_has_its_flag_until_the_end() -> None:
+    before = torch.backends.cudnn.benchmark
+    with ProgramCalls({"cudnn": {"benchmark": not before}}).watch():
+        assert torch.backends.cudnn.benchmark is not before
+    assert torch.backends.cudnn.benchmark is before
+
+
+def test_nothing_is_wrapped_that_isnt_wanted() -> None:
+    before = DataLoader.__init__, torch.optim.SGD.__init__
+    with ProgramCalls({"compile": {}}).watch():
+        assert (DataLoader.__init__, torch.optim.SGD.__init__) == before
+
+
+def test_arguments_are_shown_short() -> None:
+    assert [shown(each) for each in (1, "a", [1, 2], len, DATA)] == [
+        "1",
+        "'a'",
+        "[1, 2]",
+        "len",
+        "TensorDataset",
+    ]
+    assert len(shown("x" * 1000)) < 100
+    assert shown(list(range(100))) == "list"
