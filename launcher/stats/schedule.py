@@ -89,9 +89,10 @@ def unsteady_text(num_steps: int) -> str:
     return reason("unsteady", num_steps=num_steps)
 
 
-def only_warmup_text(num_steps: int, warmup: int) -> str:
-    """The message for a program that ended before a step was timed."""
-    return reason("only-warmup", num_steps=num_steps, least=warmup_maximum(warmup))
+def only_warmup_text(num_steps: int, warmup: int, num_slowed: int = 0) -> str:
+    """The message for a program that ended before a step was timed; its profiler slowed `num_slowed`."""
+    least = warmup_maximum(warmup)
+    return reason("only-warmup", num_steps=num_steps, num_slowed=num_slowed or None, least=least)
 
 
 USUALLY_ENOUGH = 30

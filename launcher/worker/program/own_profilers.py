@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.autograd.profiler import emit_itt, emit_nvtx
 from torch.autograd.profiler import profile as autograd_profile
-from torch.profiler.profiler import _KinetoProfile, profile
+from torch.profiler.profiler import ProfilerAction, _KinetoProfile, profile
 
 from gpurun.launcher.worker.profiling import CallProfile
 
@@ -33,15 +33,26 @@ class OwnProfilers:
     give_up: Callable[[], None]
     """Ends a trace of ours; called before one of the program's begins."""
     num_begun: int = 0
+    num_steps: int = 0
+    """The steps that they have slowed."""
     traces: list[str] = field(default_factory=list)
     """The files that `export_chrome_trace` was asked for, as `tensorboard_trace_handler` does, too."""
-    _active: set[int] = field(default_factory=set)
+    _active: dict[int, object] = field(default_factory=dict)
+    _has_recorded: bool = False
+    """Whether one has, since a step was last asked about."""
     _inside: threading.local = field(default_factory=threading.local)
     """Whether this thread is in an export."""
 
     def are_in_use(self) -> bool:
         """Whether one records, or may at any time by its schedule."""
         return bool(self._active) or torch._C._autograd._profiler_enabled()
+
+    def slow_the_step(self) -> bool:
+        """Whether one has recorded, or got ready to, in the step that ends now; called once for each."""
+        before = self._has_recorded
+        self._has_recorded = any(map(_records, self._active.values()))
+        self.num_steps += before or self._has_recorded
+        return before or self._has_recorded
 
     def watch(self) -> ExitStack:
         """Notices them from now on; closing the returned stack ends it."""
@@ -59,10 +70,11 @@ class OwnProfilers:
         if not self._active:
             self.num_begun += 1
             self.give_up()
-        self._active.add(id(profiler))
+        self._active[id(profiler)] = profiler
+        self._has_recorded |= _records(profiler)
 
     def _ends(self, profiler: object, *_: object) -> None:
-        self._active.discard(id(profiler))
+        self._active.pop(id(profiler), None)
 
     def _watch_exports(self, owner: Any) -> Callable[[], None]:
         """Notices where profilers of this class write; one of the first has one of the second for that."""
@@ -82,6 +94,11 @@ class OwnProfilers:
 
         owner.export_chrome_trace = export
         return lambda: setattr(owner, "export_chrome_trace", original)
+
+
+def _records(profiler: object) -> bool:
+    """Whether one that has begun records now, or warms up to that: all the time without a schedule."""
+    return getattr(profiler, "current_action", None) is not ProfilerAction.NONE
 
 
 def _wrapped(

@@ -314,7 +314,8 @@ class StepRecorder:
     def _end(self, now: Any, kind: Kind) -> None:
         if self._start is None or self._steps_ns is None:
             return  # it began while a graph was recorded
-        self._ended.append((self._start, now, "profile" if self._is_slowed else kind))
+        is_slowed = self.profilers.slow_the_step() or self._is_slowed
+        self._ended.append((self._start, now, "profile" if is_slowed else kind))
         self._num_ended += 1
         self._steps_ns = (self._steps_ns[0], time.monotonic_ns())
         if time.perf_counter_ns() - self._flushed_ns > FLUSH_NS:
@@ -482,6 +483,10 @@ class ProgramRank:
             warnings.append(NO_GROUP)
         if steps.num_skipped:
             warnings.append(f"the GradScaler skipped {steps.num_skipped} of {steps.count} steps (not timed)")
+        if num_slowed := self.recorder.profilers.num_steps:
+            warnings.append(
+                f"the program's own profiler slowed {num_slowed} of {steps.count} steps (not timed)"
+            )
         if self.set_before:
             twice = ", and ran what is above that twice" if self.beginning is None else ""
             warnings.append(
@@ -491,7 +496,7 @@ class ProgramRank:
         code = code_hashes(self.config.job_dir)
         untimed = reason(OWN_PROCESSES) if steps.count == 0 and self.has_spawned() else None
         if steps.count > steps.num_timed == 0:
-            untimed = only_warmup_text(steps.count, self.config.warmup)
+            untimed = only_warmup_text(steps.count, self.config.warmup, num_slowed)
         return VariantFacts(warnings=tuple(warnings), unsteady=steps.unsteady, untimed=untimed, code=code)
 
 

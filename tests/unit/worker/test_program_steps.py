@@ -3,6 +3,7 @@
 import itertools
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from torch.profiler import profile, schedule
 
 import gpurun
 from gpurun.launcher.compare.figures.recorded import queue_percent
@@ -304,6 +306,44 @@ def test_a_program_that_ends_before_its_trace_says_so_whether_or_not_its_steps_h
     said = "no trace: the program ended before step 34, and steps 31 to 33 are traced"
     assert program.facts().warnings == (said,)
     assert program.facts(completed=False).warnings == (), "its failure is reported"
+
+
+PROFILERS: dict[str, tuple[Callable[[], Any], set[int]]] = {
+    "scheduled": (lambda: profile(schedule=schedule(wait=2, warmup=1, active=2, repeat=1)), {1, 2, 3, 4}),
+    "waiting": (lambda: profile(schedule=schedule(wait=50, warmup=1, active=2)), set()),
+    "whole": (profile, {*range(9)}),
+    "autograd": (torch.autograd.profiler.profile, {*range(9)}),
+    "disabled": (lambda: torch.autograd.profiler.profile(enabled=False), set()),
+}
+"""By the way it records: a profiler, and the steps in which it records, prepares that or writes."""
+
+
+@pytest.mark.parametrize("how", PROFILERS)
+def test_steps_that_the_programs_own_profiler_slows_are_not_timed(
+    how: str, layer: torch.nn.Linear, recorder: StepRecorder
+) -> None:
+    new_profiler, slowed = PROFILERS[how]
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+    with warnings.catch_warnings(action="ignore"), new_profiler() as profiler:
+        for _ in range(10):
+            train(layer, [optimizer], 1)
+            getattr(profiler, "step", lambda: None)()
+    train(layer, [optimizer], 2)  # it ends in the first
+    kinds = {step.step: step.kind for step in steps_of(recorder)}
+    ends_in = {9} if 8 in slowed else set()
+    assert {number for number, kind in kinds.items() if kind == "profile"} == slowed | ends_in
+    assert len(kinds) == 11
+
+
+def test_a_program_of_which_its_own_profiler_slows_every_step_has_no_times(
+    layer: torch.nn.Linear, recorder: StepRecorder, wording: Wording
+) -> None:
+    with profile():
+        train(layer, [torch.optim.SGD(layer.parameters(), 0.1)], 40)
+    recorder.flush()
+    program = ProgramRank(recorder.config, 0, recorder.run, recorder, os.getpid(), bool, bool)
+    wording(program.facts().untimed)
+    wording(program.facts().warnings)
 
 
 class CaptureOf:
