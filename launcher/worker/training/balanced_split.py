@@ -15,6 +15,7 @@ from gpurun.launcher.balance import (
     balance_of,
     predict,
 )
+from gpurun.launcher.errors import SpecError
 from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.records import VariantConfig
 from gpurun.launcher.strategies import STRATEGIES
@@ -49,9 +50,15 @@ def resolve_balanced(
 
     Raises:
         MemoryError: the devices can't hold the batch.
+        SpecError: the host can't hold the copies of the model that this takes.
     """
     if all(variant.balance is None for variant in config.variants):
         return config
+    if not trainer.has_room_for_state():
+        raise SpecError(
+            "finding a balanced split takes a copy of the model of each rank, for which the host "
+            "lacks memory: state the split, as `3:1`"
+        )
     state = trainer.save_state()
     variants = tuple(resolve(variant, config, trainer, clock, peers, journal) for variant in config.variants)
     trainer.restore_state(state)

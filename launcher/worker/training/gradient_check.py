@@ -112,7 +112,7 @@ def check_batch(
     errors: dict[str, float | None] = {}
     for variant in variants:
         enter(variant.id)
-        gradient = trainer.gradient(variant, CHECK_STEP)
+        gradient = trainer.gradient(variant, CHECK_STEP, is_kept=rank == 0)
         if reference.name is None:
             reference = Reference(variant.id, gradient if rank == 0 else None, reference.draws_random)
             errors[variant.id] = None
@@ -143,14 +143,16 @@ def weight_errors(
     """
     alone = None
     model = trainer.strategy.unwrapped()
-    if rank == 0 and model is not None:
+    has_room = trainer.has_room_for_state(num_whole=2)  # the weights of rank 0, and those of one device
+    if rank == 0 and model is not None and has_room:
         steps = partial(trainer.one_device_weights_after, model, global_batch, NUM_STEPS)
         alone = if_it_fits(trainer, steps)
     (fits,) = trainer.strategy.share([float(alone is not None)])
-    return {
-        variant.id: shared_error(trainer, trainer.weights_after(variant, NUM_STEPS), alone) if fits else None
-        for variant in variants
-    }
+    errors: dict[str, float | None] = {}
+    for variant in variants:
+        weights = trainer.weights_after(variant, NUM_STEPS, is_kept=rank == 0) if fits else {}
+        errors[variant.id] = shared_error(trainer, weights, alone) if fits else None
+    return errors
 
 
 def weight_facts(trainer: Trainer, error: float | None, gradient: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 Traces are taken in untimed steps of their own, in which all ranks take part.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
@@ -13,7 +12,6 @@ import torch
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.machine.accelerators import accelerator_of
-from gpurun.launcher.machine.host import memory_bytes
 from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.control import ControlBlock
 from gpurun.launcher.rundir.files import RunDir
@@ -149,8 +147,6 @@ def profile_variant(
 
 CONTROL = "~control"
 """The ending of the baseline's id that makes the id of its second variant."""
-SHARE_OF_MEMORY = 0.8
-"""Of what the host has available, for copies of the model and its optimizer."""
 NO_ROOM = (
     "exposed communication wasn't measured by disabling it: the host has no memory for copies of the model "
     "and its optimizer"
@@ -224,7 +220,7 @@ class TimedRounds:
         if round_ > self.config.ablation_rounds:
             return
         chosen = [variant for variant in self.config.variants if variant in active]
-        if not self.has_room_for_state():
+        if not self.trainer.has_room_for_state():
             for variant in chosen:
                 known = self.journal.facts.get(variant.id, VariantFacts()).warnings
                 self.journal.add_facts(variant.id, warnings=tuple(dict.fromkeys((*known, NO_ROOM))))
@@ -235,12 +231,6 @@ class TimedRounds:
             timings = self.run_steps(variant, ablation_steps(self.block_steps[variant.id]), sync=False)
             self.journal.add_steps(variant.id, "ablation", timings, round_, order)
         self.trainer.restore_state(state)
-
-    def has_room_for_state(self) -> bool:
-        """Whether the host's memory takes a copy of the model and its optimizer, of all ranks here."""
-        needed = self.trainer.state_bytes * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        (lacks,) = self.peers.maximum([float(needed > SHARE_OF_MEMORY * memory_bytes()[1])])
-        return not lacks
 
     def run_block(self, variant: VariantConfig, round_: int, order: int, is_slowed: bool = False) -> None:
         """Runs and records one block; one that a trace slows down isn't timed."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gpurun.launcher.machine.accelerators import accelerator_of
+from gpurun.launcher.machine.host import memory_bytes
 from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.records import MemoryPeak, VariantConfig
 from gpurun.launcher.strategies import STRATEGIES
@@ -47,6 +48,8 @@ from gpurun.workloads.base import Workload
 DEFAULT_LEARNING_RATE = 1e-3
 SHAPES_PER_VARIANT = 4
 """A variant's own batch, a smaller last micro-batch, the whole batch of the gradient check, one to spare."""
+SHARE_OF_MEMORY = 0.8
+"""Of what the host has available, for copies of the model and its optimizer."""
 CHECK_LOSS_SCALE = 1024.0
 """Scale of fp16 losses in the gradient check: large enough not to underflow, far from an overflow."""
 
@@ -167,9 +170,12 @@ class Trainer:
             totals = [total + ms for total, ms in zip(totals, times_ms, strict=True)]
         return totals
 
-    def gradient(self, variant: VariantConfig, step: int) -> dict[str, Tensor]:
-        """The gradient of a step under the strategy, by parameter; all ranks call it, weights stay."""
-        return self.collect(self.strategy, self.model, self.source.prepare(variant, step).load())
+    def gradient(self, variant: VariantConfig, step: int, is_kept: bool = True) -> dict[str, Tensor]:
+        """The gradient of a step under the strategy, by parameter; all ranks call it, weights stay.
+
+        Ranks that don't keep it take no memory of the host for it.
+        """
+        return self.collect(self.strategy, self.model, self.source.prepare(variant, step).load(), is_kept)
 
     def one_device_gradient(self, model: nn.Module, num_samples: int, step: int) -> dict[str, Tensor]:
         """The gradient of the whole global batch on this rank's device alone, by parameter of `unwrapped`."""
@@ -177,26 +183,30 @@ class Trainer:
         with statistics_apart(model):
             return self.collect(alone, model, self.source.whole(num_samples, step))
 
-    def collect(self, strategy: WorkerStrategy, model: nn.Module, loaded: LoadedStep) -> dict[str, Tensor]:
+    def collect(
+        self, strategy: WorkerStrategy, model: nn.Module, loaded: LoadedStep, is_kept: bool = True
+    ) -> dict[str, Tensor]:
         """Gradients on the CPU, so that a device needn't hold them twice; `grad` is empty afterwards."""
         enabled = self.precision.scales_loss
         scaler = torch.amp.GradScaler(self.device.type, init_scale=CHECK_LOSS_SCALE, enabled=enabled)
         self.compute(strategy, loaded, scaler, NoClock())
         scale = scaler.get_scale()
         named = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
-        gradient = {name: torch.div(strategy.full(grad).cpu(), scale) for name, grad in named}
+        whole = ((name, strategy.full(grad)) for name, grad in named)
+        gradient = {name: torch.div(grad.cpu(), scale) for name, grad in whole if is_kept}
         model.zero_grad(set_to_none=True)
         return gradient
 
-    def weights_after(self, variant: VariantConfig, num_steps: int) -> dict[str, Tensor]:
+    def weights_after(self, variant: VariantConfig, num_steps: int, is_kept: bool) -> dict[str, Tensor]:
         """All parameters after the first steps under the strategy, on the CPU; all ranks call it.
 
-        The state is as before afterwards.
+        The state is as before afterwards. Ranks that don't keep them take no memory of the host for them.
         """
         state = self.save_state()
         for step in range(num_steps):
             self.step(self.prepare(variant, step), NoClock())
-        weights = {name: on_cpu(self.strategy.full(p)) for name, p in self.model.named_parameters()}
+        whole = ((name, self.strategy.full(p)) for name, p in self.model.named_parameters())
+        weights = {name: on_cpu(p) for name, p in whole if is_kept}
         self.restore_state(state)
         return weights
 
@@ -239,6 +249,16 @@ class Trainer:
         of_optimizer = tensors_of(self.optimizer.state_dict()["state"])
         own = (own_part(tensor) for tensor in (*self.model.parameters(), *self.model.buffers()))
         return sum(tensor.nbytes for tensor in (*own, *map(own_part, of_optimizer)))
+
+    def has_room_for_state(self, num_whole: int = 0) -> bool:
+        """Whether the host's memory takes what `save_state` copies on all ranks here; the same on all ranks.
+
+        Args:
+            num_whole: copies of all parameters that one of them makes besides.
+        """
+        needed = self.state_bytes * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        needed += num_whole * sum(parameter.nbytes for parameter in self.model.parameters())
+        return not int(self.strategy.total(needed > SHARE_OF_MEMORY * memory_bytes()[1]))
 
     def restore_state(self, state: TrainerState) -> None:
         """Undoes all steps since `state` was saved."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock
 
@@ -10,10 +11,11 @@ import pytest
 import torch
 
 from gpurun.launcher.compare.figures.recorded import round_times
+from gpurun.launcher.errors import SpecError
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import Kind, ProfileConfig, StepRecord, VariantConfig
+from gpurun.launcher.rundir.records import BalanceConfig, Kind, ProfileConfig, StepRecord, VariantConfig
 from gpurun.launcher.worker.accelerators.clock import HostClock, StepTiming
 from gpurun.launcher.worker.base import journal as journal_module
 from gpurun.launcher.worker.base.journal import Journal
@@ -21,6 +23,9 @@ from gpurun.launcher.worker.base.process_group import Peers
 from gpurun.launcher.worker.entry.workload_rank import measure
 from gpurun.launcher.worker.meters.gpu_load import LoadMeter
 from gpurun.launcher.worker.training import timed_rounds
+from gpurun.launcher.worker.training import trainer as trainer_module
+from gpurun.launcher.worker.training.balanced_split import resolve_balanced
+from gpurun.launcher.worker.training.gradient_check import weight_errors
 from gpurun.launcher.worker.training.timed_rounds import TimedRounds, TraceRequests, Turn, run_in_turns
 from gpurun.launcher.worker.training.trainer import Trainer
 from tests.wording import Wording
@@ -48,6 +53,9 @@ class FakeTrainer:
     """How many steps without communication had been made at each `restore_state`."""
     warm_up_ms: list[float] = field(default_factory=list)
     state_bytes: int = 1 << 20
+    model: Any = field(default_factory=lambda: torch.nn.Linear(1 << 9, 1 << 9, bias=False))  # as many bytes
+    strategy: Any = field(default_factory=lambda: SimpleNamespace(total=int))
+    has_room_for_state = Trainer.has_room_for_state
 
     def prepare(self, variant: VariantConfig, step: int) -> FakeInput:
         self.now_ns += 500 * MS  # drawing a batch is slow, and must not be seen in any step
@@ -273,7 +281,7 @@ def test_where_the_host_has_no_room_for_a_copy_no_step_is_made_without_communica
     """Two ranks share its memory."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     for available, has_room in ((3 << 20, True), (2 << 20, False)):
-        monkeypatch.setattr(timed_rounds, "memory_bytes", Mock(return_value=(1 << 40, available)))
+        monkeypatch.setattr(trainer_module, "memory_bytes", Mock(return_value=(1 << 40, available)))
         made, trainer = bench(tmp_path, {"a": 200.0}, rounds=3, ablation_rounds=2)
         made.journal.add_facts("a", warnings=("known before",))
         run_alone(made)
@@ -281,6 +289,28 @@ def test_where_the_host_has_no_room_for_a_copy_no_step_is_made_without_communica
     known, said = made.journal.facts["a"].warnings
     assert known == "known before"
     wording(said)
+
+
+@pytest.mark.parametrize(("available_mib", "has_room"), [(10, True), (5, True), (4, False)])
+def test_copies_of_the_check_and_of_a_balanced_split_are_made_only_where_the_host_has_room(
+    available_mib: int, has_room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks share its memory; the check has two copies of the whole model besides."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(trainer_module, "memory_bytes", Mock(return_value=(1 << 40, available_mib << 20)))
+    trainer: Any = FakeTrainer({"a": 1.0})
+    assert trainer.has_room_for_state()
+    assert trainer.has_room_for_state(num_whole=2) == has_room
+    trainer.strategy = SimpleNamespace(unwrapped=lambda: trainer.model, share=list, total=int)
+    trainer.one_device_weights_after = Mock(return_value={})
+    trainer.weights_after = Mock(return_value={})
+    variant = VariantConfig("a", (4, 4), 1)
+    (error,) = weight_errors(trainer, 8, [variant], 0).values()
+    assert (error is not None) == has_room == trainer.weights_after.called
+    monkeypatch.setattr(trainer_module, "memory_bytes", Mock(return_value=(1 << 40, 2 << 20)))
+    config: Any = SimpleNamespace(variants=(replace(variant, balance=BalanceConfig(1, (9, 9))),))
+    with pytest.raises(SpecError, match="the host lacks memory"):
+        resolve_balanced(config, trainer, Mock(), Peers(), Mock())
 
 
 def test_the_slowest_rank_decides(tmp_path: Path) -> None:
