@@ -15,7 +15,7 @@ from gpurun.launcher.machine.helper_process import temporary_directory
 from gpurun.launcher.machine.host import Machine
 from gpurun.launcher.plan.build import device_env
 from gpurun.launcher.plan.combination import max_batch
-from gpurun.launcher.plan.devices import job_devices, share_of_cores
+from gpurun.launcher.plan.devices import gpu_index, job_devices, share_of_cores
 from gpurun.launcher.plan.estimate import LAUNCHES_TO_COMPARE
 from gpurun.launcher.plan.launch_config import visible_names
 from gpurun.launcher.processes.pool import OPTIMIZING, StartRequest, WorkerPool
@@ -28,8 +28,8 @@ MAX_STARTS = 40
 """Processes that one device may use up; doubling and halving need fewer attempts than that."""
 MARGIN = 0.05
 """Share of the fitting batch to leave free, for fragmentation and communication buffers."""
-CPU_SHARE = 0.8
-"""Share of the machine's free memory that all CPU devices together may use."""
+SHARE_OF_MEMORY = 0.8
+"""Share of a free memory that all devices on it together may use."""
 STEPS_OF_LAUNCH = 30
 """Steps of each variant in a launch, about: the warm-up and some rounds."""
 POLL_S = 0.1
@@ -298,10 +298,21 @@ class MaxBatchSearch:
         """The devices of one process."""
         return self.devices if self.together else (self.devices[index],)
 
+    def limit_bytes(self, index: int) -> int | None:
+        """A process's part of the memory that several share; `None`: a GPU's is its own, or not known."""
+        device = self.devices[index]
+        if accelerator_of(device).is_host:
+            free_gib, num_sharing = self.machine.memory_available_gib, len(self.devices)
+        else:
+            gpu, num_sharing = self.machine.gpus[gpu_index(device)], self.devices.count(device)
+            if self.together or num_sharing == 1 or gpu.memory_gib is None:
+                return None
+            free_gib = gpu.memory_gib - (gpu.used_gib or 0.0)
+        return int(SHARE_OF_MEMORY * free_gib * GIB / num_sharing)
+
     def config(self, index: int, fits: int, fails: int | None) -> MaxBatchConfig:
         num_here, kind = len(self.devices), accelerator_of(self.devices[0])
         views = self.spec.compare.gradient_as_bucket_view or (self.spec.gradient_as_bucket_view,)
-        share = CPU_SHARE * self.machine.memory_available_gib * GIB / num_here
         return MaxBatchConfig(
             workload=str(self.spec.workload),
             job_dir=str(self.job_dir),
@@ -316,7 +327,7 @@ class MaxBatchSearch:
             gradients_are_views=all(views),
             seed=self.spec.seed,
             threads=share_of_cores(num_here, self.machine),
-            limit_bytes=int(share) if kind.is_host else None,
+            limit_bytes=self.limit_bytes(index),
             attempts=str(self.path(index)),
             fits=fits,
             fails=fails,

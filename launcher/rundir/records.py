@@ -165,7 +165,7 @@ class MaxBatchConfig:
     seed: int
     threads: int
     limit_bytes: int | None
-    """Host memory that it may use in addition to its start; `None` on a GPU, which has its own limit."""
+    """Memory that it may use, of the host in addition to its start; `None` on a GPU of its own."""
     attempts: str
     """Path of the file for its attempts, one line each."""
     fits: int

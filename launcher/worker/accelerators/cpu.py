@@ -1,5 +1,7 @@
 """The CPU: a device is a share of the host's cores, and its memory is the process's."""
 
+import os
+import resource
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -61,6 +63,13 @@ class CpuRuntime(Runtime):
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
         return None
+
+    def limit_memory(self, device: torch.device, num_bytes: int) -> None:
+        """The process may grow by so many: it runs out of memory before the machine does."""
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        wanted = pages * os.sysconf("SC_PAGE_SIZE") + num_bytes
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (wanted if hard < 0 else min(wanted, hard), hard))
 
     def random_state(self, device: torch.device) -> torch.Tensor:
         return torch.get_rng_state()

@@ -64,6 +64,10 @@ class Runtime(ABC):
     def peak_bytes(self, device: torch.device) -> int | None:
         """Peak memory since `reset_peak`, in bytes; `None` where it can't be measured."""
 
+    @abstractmethod
+    def limit_memory(self, device: torch.device, num_bytes: int) -> None:
+        """Lets this process take so many bytes of the device's memory; more is out of memory."""
+
     def reserved_bytes(self, device: torch.device) -> int | None:
         """The bytes that torch's allocator holds now, in use or not; `None` where it keeps nothing."""
         return None
@@ -164,6 +168,10 @@ class StreamRuntime(Runtime):
     def peak_bytes(self, device: torch.device) -> int | None:
         """Memory that tensors had allocated at the peak."""
         return counted(self.module.max_memory_allocated, device)
+
+    def limit_memory(self, device: torch.device, num_bytes: int) -> None:
+        total = self.module.get_device_properties(device).total_memory
+        self.module.set_per_process_memory_fraction(min(1.0, num_bytes / total), device)
 
     def reserved_bytes(self, device: torch.device) -> int | None:
         return counted(self.module.memory_reserved, device)

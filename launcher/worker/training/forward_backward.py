@@ -70,9 +70,9 @@ def loss_of(workload: Workload, outputs: Tree, targets: Tree, counts: Sequence[i
         return losses  # a scalar, else a mistake that is reported when the workload is tried out
     if workload.reduction == "sum":
         return losses.sum()
-    valid = [index for index, count in enumerate(counts) if count]
-    weights = losses.new_tensor([counts[index] / sum(counts) for index in valid])
-    return losses[valid] @ weights
+    # One by one: a list of indices, or of weights, is a copy to a GPU that the host waits for.
+    shares = [losses[index] * (count / sum(counts)) for index, count in enumerate(counts) if count]
+    return sum(shares, start=losses.new_zeros(()))
 
 
 def returned_loss(outputs: Tree) -> Any:

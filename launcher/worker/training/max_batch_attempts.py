@@ -1,7 +1,5 @@
 """Finds the largest batch that one device holds, by training steps that may run out of memory."""
 
-import os
-import resource
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,7 +50,9 @@ def main(argv: Sequence[str]) -> None:
 def search(config: MaxBatchConfig) -> None:
     """Doubles, then halves the gap; every attempt is recorded before it begins."""
     fits, fails = config.fits, config.fails
-    limit_memory(config.limit_bytes)
+    if config.limit_bytes is not None:
+        device = devices_of(config)[0]
+        runtime_of(device).limit_memory(device, config.limit_bytes)
     try:
         trainer = trainer_of(config)
     except (RuntimeError, MemoryError) as error:
@@ -183,17 +183,6 @@ def trainer_of(config: MaxBatchConfig) -> Trainer:
         rounds=0,
     )
     return Trainer(workload, launch, config.index)
-
-
-def limit_memory(limit_bytes: int | None) -> None:
-    """Lets this process grow by so many bytes: it runs out of memory before the machine does."""
-    if limit_bytes is None:
-        return
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    size = pages * os.sysconf("SC_PAGE_SIZE")
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = size + limit_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (wanted if hard < 0 else min(wanted, hard), hard))
 
 
 def note(

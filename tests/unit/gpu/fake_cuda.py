@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,6 +65,7 @@ class FakeCuda:
     captured_device: int = 0
     """The only one with a stream that is captured meanwhile."""
     synchronized: list[Any] = field(default_factory=list)
+    fractions: list[tuple[int, float]] = field(default_factory=list)
 
     def is_available(self) -> bool:
         return True
@@ -122,6 +124,12 @@ class FakeCuda:
     def is_current_stream_capturing(self) -> bool:
         """c10/cuda/CUDAGraphsC10Utils.h:72, `currentStreamCaptureStatusMayInitCtx`: of the current device."""
         return self.current_stream().captures
+
+    def get_device_properties(self, device: Any) -> Any:
+        return SimpleNamespace(total_memory=80 << 30)
+
+    def set_per_process_memory_fraction(self, fraction: float, device: Any) -> None:
+        self.fractions.append((self.index(device), fraction))
 
     def empty_cache(self) -> None:
         return

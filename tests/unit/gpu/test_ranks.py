@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity
 
 from gpurun.launcher.compare.figures.ranks import rank_figures
@@ -63,6 +64,7 @@ from gpurun.launcher.rundir.records import (
     VariantFacts,
     VariantStatus,
 )
+from gpurun.launcher.units import GIB
 from gpurun.launcher.worker import profiling
 from gpurun.launcher.worker.accelerators.clock import HostClock
 from gpurun.launcher.worker.accelerators.cpu import CpuRuntime
@@ -83,7 +85,7 @@ from gpurun.launcher.worker.strategies.dp import Single
 from gpurun.launcher.worker.training import max_batch_attempts
 from gpurun.launcher.worker.training.balanced_split import TimedRanks
 from gpurun.launcher.worker.training.batches import BatchSource, DatasetSource, Layout, LoadedStep, MicroBatch
-from gpurun.launcher.worker.training.forward_backward import NoClock, forward_backward, loss_weight
+from gpurun.launcher.worker.training.forward_backward import NoClock, forward_backward, loss_of, loss_weight
 from gpurun.launcher.worker.training.timed_rounds import TimedRounds, TraceRequests, load_of
 from gpurun.launcher.worker.training.trainer import Trainer, new_scaler
 from gpurun.workloads.base import Workload
@@ -625,6 +627,46 @@ def test_for_dp_all_gpus_are_tried_in_one_process(tmp_path: Path) -> None:
     assert searching(tmp_path, "cpu:2", "dp") == [["cpu", "cpu"]]
 
 
+@pytest.mark.parametrize(
+    ("names", "together", "limit_gib"),
+    [
+        (("cuda:0", "cuda:1"), False, None),
+        (("cuda:0", "cuda:0"), False, 0.8 * 64 / 2),
+        (("cuda:1", "cuda:0", "cuda:0"), False, 0.8 * 64 / 2),
+        (("cuda:0", "cuda:0"), True, None),
+        (("cuda:2", "cuda:2"), False, None),
+        (("cpu:0", "cpu:1"), False, 0.8 * 8 / 2),
+    ],
+)
+def test_batches_are_tried_in_a_part_of_the_free_memory_that_devices_share(
+    names: tuple[str, ...], together: bool, limit_gib: float | None, tmp_path: Path
+) -> None:
+    """Others hold 16 of 80 GiB; of the third GPU the driver says nothing."""
+    gpus = [SimpleNamespace(memory_gib=memory_gib, used_gib=16) for memory_gib in (80, 80, None)]
+    machine: Any = SimpleNamespace(memory_available_gib=8, cpu_cores=4, free_cores=None, gpus=gpus)
+    search = MaxBatchSearch(
+        spec_of("devices: cuda\n"),
+        machine,
+        machine,
+        tmp_path,
+        tmp_path,
+        names,
+        "fp32",
+        {},
+        Place(0, 0, 2),
+        together,
+    )
+    expected = None if limit_gib is None else int(limit_gib * GIB)
+    assert search.config(search.num_processes - 1, 0, None).limit_bytes == expected
+
+
+def test_a_rank_of_a_shared_gpu_takes_no_more_of_it_than_its_part(cuda: FakeCuda) -> None:
+    """torch/cuda/memory.py:176: a fraction of all of its memory, free or not, which is at most 1."""
+    for num_bytes in (20 << 30, 99 << 30):
+        CudaRuntime().limit_memory(torch.device("cuda:1"), num_bytes)
+    assert cuda.fractions == [(1, 0.25), (1, 1.0)]
+
+
 def test_a_step_that_runs_out_of_memory_leaves_no_half_made_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch/optim/adam.py:139, `_init_group`: a state that isn't empty is taken to have all its tensors."""
     trainer = Trainer.__new__(Trainer)
@@ -761,6 +803,25 @@ def test_a_step_without_synchronization_issues_no_collective(monkeypatch: pytest
     torch.testing.assert_close(layer.weight.grad, torch.ones(1, 2))  # W·n/N is 1 where N = W·n
     forward_backward(strategy, counted, PRECISIONS["fp32"], step, scaler, NoClock(), sync=True)
     assert len(asked) == 2  # the total, and the buffers
+
+
+class NoCopies(TorchFunctionMode):
+    """Refuses what makes a tensor of a list: of a GPU's tensor it is copied there, and the host waits."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert not any(isinstance(each, list) for each in args), func
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_host_does_not_wait_for_the_losses_of_replicas() -> None:
+    """Each has returned its own, and the second had no sample; they are weighted in full precision."""
+    model, losses = (
+        Workload(model=nn.Linear(1, 1), batch=None, loss=None, dataset=[1]),
+        torch.tensor([1.001, float("nan"), 2.0]),
+    )
+    with NoCopies(), torch.autocast("cpu", torch.bfloat16):
+        found = loss_of(model, losses, None, (3, 0, 1))
+    assert float(found) == pytest.approx((3 * 1.001 + 2) / 4, rel=1e-6)
 
 
 def test_the_host_does_not_wait_for_the_number_of_targets(monkeypatch: pytest.MonkeyPatch) -> None:
