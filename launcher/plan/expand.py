@@ -20,6 +20,7 @@ from gpurun.launcher.jobfile.values import AUTO, GPU_KINDS
 from gpurun.launcher.jobfile.yaml.describe import flow_text
 from gpurun.launcher.jobfile.yaml.tree import Path
 from gpurun.launcher.machine.accelerators import CPU, Accelerator, accelerator_of, precision_problem
+from gpurun.launcher.machine.gpus.nvml import NO_LIBRARY
 from gpurun.launcher.plan.combination import (
     Candidate,
     Combination,
@@ -330,6 +331,19 @@ def _several_parts(case: _JudgedCombination) -> str | None:
     return reason if any(is_part(*owner) for owner in _owners(case)) else None
 
 
+def _nccl_cannot_start(case: _JudgedCombination) -> str | None:
+    """NCCL opens NVML's library, and DataParallel copies by NCCL.
+
+    Source: nccl/src/misc/nvmlwrap.cc, `ncclNvmlEnsureInitialized`; torch/csrc/cuda/comm.cpp,
+    `_broadcast_out_impl`.
+    """
+    has_several = case.strategy.has_replicas and len(case.devices) > 1
+    if case.kind.is_host or not (has_several or case.backend == case.kind.backend):
+        return None
+    lacks = any(note.startswith(NO_LIBRARY) for _, owner in _owners(case) for note in owner.notes)
+    return f"{case.strategy.name} needs NCCL, which doesn't start: {NO_LIBRARY}" if lacks else None
+
+
 def _not_by_nccl(case: _JudgedCombination) -> str | None:
     is_wrong = case.wanted.nccl and case.backend == CPU.backend
     return f"these processes communicate by {case.backend}, not by NCCL" if is_wrong else None
@@ -382,6 +396,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[_JudgedCombination], str | None]]
     (("accumulate", *_CUT), _too_few_samples),
     (("sync_every", "accumulate", "strategy"), _too_few_batches),
     (("strategy", *_ON_MACHINE), _several_parts),
+    (("strategy", *_ON_MACHINE), _nccl_cannot_start),
     (("nccl", *_ON_MACHINE), _not_by_nccl),
     (("nccl", "strategy"), _nccl_cannot),
     (("comm_hook", *_ON_MACHINE), _hook_deadlocks),

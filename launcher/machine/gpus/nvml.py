@@ -88,7 +88,7 @@ def inspect_nvidia_gpus(environ: Mapping[str, str], root: Path = Path("/"), bind
         nvml.nvmlInit()
     except nvml.NVMLError_LibraryNotFound:
         if gpus := _gpus_of_module(visible, root):
-            notes = (f"{NO_LIBRARY}; memory, power and other processes aren't known",)
+            notes = (f"{NO_LIBRARY}; memory, power and other processes aren't known, and NCCL won't start",)
             return Gpus(gpus, notes=notes, driver=_version_of_module(root))
         return Gpus(nvml_error=NO_LIBRARY) if has_module(root) else Gpus()
     except nvml.NVMLError as error:

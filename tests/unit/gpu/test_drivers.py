@@ -4,7 +4,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -204,6 +204,9 @@ TWO_PARTS = FakeMachine(
 )
 
 
+WITHOUT_NVML = FakeMachine(8, (FakeGpu("GPU-a"), FakeGpu("GPU-b")), notes=(f"{driver.NO_LIBRARY}; more",))
+
+
 def plan_and_backends(text: str, machine: MachineLike) -> tuple[list[str], list[str | None], str]:
     spec = spec_of(text)
     plan = build_plan(spec, machine)
@@ -226,6 +229,31 @@ def test_dp_on_several_mig_instances_is_refused(wording: Wording) -> None:
         plan_and_backends("devices: [cuda:0, cuda:1]\nstrategy: dp\n", TWO_PARTS)
     ids, _, _ = plan_and_backends("devices: [cuda:0, cuda:1]\ncompare: {strategy: [ddp, dp]}\n", TWO_PARTS)
     assert ids == ["ddp-2-even"]
+
+
+@pytest.mark.parametrize(
+    ("devices", "strategy", "ids"),
+    [
+        ("[cuda:0, cuda:1]", "ddp, dp, single", ["single-1"]),
+        ("[cuda:0]", "ddp, fsdp, single", ["single-1"]),
+        ("[cuda:0]", "dp", ["dp-1-even"]),
+        ("[cuda:0, cuda:0]", "ddp", ["ddp-2-even"]),
+        ("cpu:2", "ddp, dp", ["ddp-2-even", "dp-2-even"]),
+    ],
+)
+def test_without_nvmls_library_nothing_is_planned_that_needs_nccl(
+    devices: str, strategy: str, ids: list[str]
+) -> None:
+    text = f"devices: {devices}\ncompare: {{strategy: [{strategy}]}}\n"
+    assert plan_and_backends(text, WITHOUT_NVML)[0] == ids
+
+
+@pytest.mark.parametrize("machine_of", [lambda: WITHOUT_NVML, lambda: node_of(WITHOUT_NVML)])
+def test_a_job_that_needs_nccl_is_refused_without_nvmls_library(
+    machine_of: Callable[[], MachineLike], wording: Wording
+) -> None:
+    with wording.raises(SpecError):
+        plan_and_backends("devices: [cuda:0, cuda:1]\n", machine_of())
 
 
 @pytest.mark.parametrize(
