@@ -267,18 +267,21 @@ def _is_on(mode: int | None) -> bool | None:
 
 
 def _processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...] | None:
+    """Those that compute on it. Clients of MPS are listed apart; its server is among the others.
+
+    Source: `nvmlDeviceGetMPSComputeRunningProcesses` of the NVML API reference.
+    """
     running = ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
-    return (
-        None
-        if running is None
-        else tuple(
-            GpuProcess(
-                pid=process.pid,
-                name=_process_name(process.pid),
-                used_gib=None if process.usedGpuMemory is None else process.usedGpuMemory / GIB,
-            )
-            for process in running
+    if running is None:
+        return None
+    running = [*running, *(ask(nvml, "nvmlDeviceGetMPSComputeRunningProcesses", handle) or ())]
+    return tuple(
+        GpuProcess(
+            pid=process.pid,
+            name=_process_name(process.pid),
+            used_gib=None if process.usedGpuMemory is None else process.usedGpuMemory / GIB,
         )
+        for process in {process.pid: process for process in running}.values()
     )
 
 

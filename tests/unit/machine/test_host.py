@@ -88,6 +88,18 @@ def test_without_a_driver_there_are_no_gpus_and_no_error(wording: Wording) -> No
     wording(render_devices(found, 80).splitlines()[1:])
 
 
+@pytest.mark.parametrize("is_newer", [False, True])
+def test_clients_of_mps_are_processes_of_their_gpu(is_newer: bool) -> None:
+    """NVML lists them apart; a driver may list the server's memory there too."""
+    changes: dict[str, Any] = {}
+    if is_newer:
+        listed = [SimpleNamespace(pid=pid, usedGpuMemory=4 * GIB) for pid in (os.getpid(), 1)]
+        changes["nvmlDeviceGetMPSComputeRunningProcesses"] = lambda gpu: listed if gpu == 1 else []
+    first, second, _ = machine(**changes).gpus
+    assert first.processes == ()
+    assert [process.pid for process in known(second.processes)] == [os.getpid(), 1][: 1 + is_newer]
+
+
 @pytest.mark.parametrize(
     ("visible", "buses"),
     [
