@@ -36,6 +36,9 @@ FAILED: Mapping[str, Case] = {
     ),
     "no-gpu": Case("no GPU is here", "to check CPU devices: --devices cpu:2"),
     "parts-of-one-gpu": Case("{devices} are {parts} of one GPU, which {backend} doesn't connect"),
+    "gpu-twice": Case(
+        "{device} is named more than once: a self-test has one rank for each GPU", "name {device} once"
+    ),
     "gpu-busy": Case("{device} is used by other processes: {used}"),
     "disk-full": Case("{free} are free where runs are written, less than {least}"),
     "memory-errors": Case("{device} had {num_errors:memory error} that ECC can't correct"),

@@ -81,6 +81,8 @@ def visible_devices(seen: Evidence) -> CheckResult:
 
 def whole_gpus(seen: Evidence) -> CheckResult:
     """Devices that their backend can't connect."""
+    if twice := [each for each in dict.fromkeys(seen.devices) if seen.devices.count(each) > 1]:
+        return failed("gpu-twice", device=twice[0])
     shared = shared_gpus(seen.devices, seen.machine)
     parts = [gpu for gpu in seen.gpus if _is_part(gpu, seen)]
     if shared:

@@ -267,6 +267,11 @@ INJECTED: dict[str, tuple[Change, str, str]] = {
     "driver too old": (unusable(CU130, "12.8"), "torch and driver", "built for CUDA 13.0, but driver 580"),
     "CPU build of torch": (unusable(CPU_ONLY, "13.1"), "torch and driver", "was built without CUDA"),
     "MIG": (mig, "whole GPUs", "cuda:0, cuda:1, cuda:2 are instances (MIG) of one GPU"),
+    "GPU named twice": (
+        lambda seen: replace(seen, devices=(DEVICES[1], *DEVICES[1:])),
+        "whole GPUs",
+        "cuda:1 is named more than once",
+    ),
     "hidden GPU": (hidden, "visible devices", "CUDA_VISIBLE_DEVICES=0,7,1 leaves 1 GPU visible"),
     "throttled": (of_rank(2, throttled="too hot"), "clock rates", "cuda:2 was throttled: too hot"),
     "OOM not freed": (
