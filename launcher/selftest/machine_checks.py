@@ -108,9 +108,14 @@ def identities(seen: Evidence) -> CheckResult:
     wrong = [
         failed("other-gpu", rank=facts.rank, uuid=str(facts.uuid), device=device, expected_uuid=gpu.uuid)
         for facts, gpu, device in zip(seen.facts, seen.gpus, seen.devices, strict=False)
-        if not _is_part(gpu, seen) and not gpu.uuid.isdecimal() and _bare(facts.uuid or "") != _bare(gpu.uuid)
+        if not _is_part(gpu, seen) and not is_named(facts.uuid or "", gpu)
     ]
     return judged(wrong, ok("gpus-as-named", num_ranks=len(seen.facts)))
+
+
+def is_named(uuid: str, gpu: Gpu) -> bool:
+    """Whether torch's UUID is that of the GPU, if it has one: some of AMD's are numbered."""
+    return gpu.uuid.isdecimal() or _bare(uuid) == _bare(gpu.uuid)
 
 
 def _bare(uuid: str) -> str:

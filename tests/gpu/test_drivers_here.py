@@ -2,8 +2,9 @@
 
 import pytest
 
-from gpurun.launcher.machine.accelerators import inspect_gpus
+from gpurun.launcher.machine.accelerators import accelerator_of, inspect_gpus
 from gpurun.launcher.machine.gpus.gpu import Gpu
+from gpurun.launcher.selftest.machine_checks import is_named
 from tests.gpu.machine import Devices, Report, has_parts
 
 
@@ -42,19 +43,21 @@ def test_torch_numbers_them_as_gpurun_does_in_a_rank(devices: Devices, report: R
     import sys
 
     gpus = gpus_of(devices)
+    variable = accelerator_of(devices.kind).visible_variable or ""
     code = (
         "import torch.cuda as c; print(*(c.get_device_properties(i).uuid for i in range(c.device_count())))"
     )
-    visible = {"CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in reversed(gpus))}
+    visible = {variable: ",".join(gpu.uuid for gpu in reversed(gpus))}
     seen = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | visible, capture_output=True, text=True, check=True
     )
-    expected = [gpu.uuid.removeprefix("GPU-") for gpu in reversed(gpus)]
+    found = seen.stdout.split()
+    agree = len(found) == len(gpus) and all(map(is_named, found, reversed(gpus)))
     report.hold(
         {
-            "name": "UUIDs in CUDA_VISIBLE_DEVICES",
-            "status": "ok" if seen.stdout.split() == expected else "failed",
-            "found": f"torch: {seen.stdout.split()}, driver: {expected}",
+            "name": f"UUIDs in {variable}",
+            "status": "ok" if agree else "failed",
+            "found": f"torch: {found}, driver: {visible[variable]}",
             "remedy": "gpurun would measure other GPUs than it names",
         }
     )

@@ -96,15 +96,14 @@ def inspect_amd_gpus(environ: Mapping[str, str], root: Path = Path("/")) -> Gpus
         root: where `dev` and `sys` are.
     """
     nodes = gpu_nodes(root)
-    usable = [node for node in nodes if can_open(node, root)]
-    of_rocm = _chosen(usable, environ.get(ROCR_VISIBLE))
-    visible = visible_nodes(usable, environ)
+    of_rocm = rocm_nodes(nodes, root, environ)
+    visible = hip_nodes(of_rocm, environ)
     library = load_amdsmi()
     handles = _handles(library)
     notes = [
         f"an AMD GPU, {node.bus}, can't be opened by this process: it needs access to /dev/dri and /dev/kfd"
         for node in nodes
-        if node not in usable
+        if not can_open(node, root)
     ]
     version = _ask(library, "amdsmi_get_gpu_driver_info", next(iter(handles.values()), None))
     return Gpus(
@@ -131,12 +130,16 @@ def can_open(node: TopologyNode, root: Path) -> bool:
     return not minor or os.access(root / f"dev/dri/renderD{minor}", os.R_OK | os.W_OK)
 
 
-def visible_nodes(nodes: Sequence[TopologyNode], environ: Mapping[str, str]) -> list[TopologyNode]:
-    """The GPUs that ROCR_VISIBLE_DEVICES leaves, then HIP_VISIBLE_DEVICES, or else CUDA_VISIBLE_DEVICES.
+def rocm_nodes(nodes: Sequence[TopologyNode], root: Path, environ: Mapping[str, str]) -> list[TopologyNode]:
+    """The GPUs that ROCR_VISIBLE_DEVICES leaves, in which HIP counts."""
+    return _chosen([node for node in nodes if can_open(node, root)], environ.get(ROCR_VISIBLE))
+
+
+def hip_nodes(of_rocm: Sequence[TopologyNode], environ: Mapping[str, str]) -> list[TopologyNode]:
+    """The GPUs that HIP_VISIBLE_DEVICES, or else CUDA_VISIBLE_DEVICES, leaves of those.
 
     Source: torch/cuda/__init__.py, `_parse_visible_devices` and `_device_count_amdsmi`.
     """
-    of_rocm = _chosen(nodes, environ.get(ROCR_VISIBLE))
     return _chosen(of_rocm, environ.get(VISIBLE, environ.get("CUDA_VISIBLE_DEVICES")))
 
 
@@ -309,7 +312,7 @@ def _health(library: Any, handle: Any) -> GpuHealth:
 
 def _handles_at(library: Any, indices: Sequence[int], environ: Mapping[str, str], root: Path) -> list[Any]:
     """The handles of the visible GPUs at `indices`; `None` where the library doesn't know one."""
-    visible = visible_nodes([node for node in gpu_nodes(root) if can_open(node, root)], environ)
+    visible = hip_nodes(rocm_nodes(gpu_nodes(root), root, environ), environ)
     handles = _handles(library)
     return [handles.get(visible[i].bus) if i < len(visible) else None for i in indices]
 

@@ -3,6 +3,7 @@
 The answers are those that AMD documents, not those of hardware.
 """
 
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,8 @@ from gpurun.launcher.plan.devices import resolve_devices, visible_gpus
 from gpurun.launcher.report.terminal.hardware import render_devices
 from gpurun.launcher.selftest.machine_checks import driver, identities
 from gpurun.launcher.worker.accelerators.cuda import CudaRuntime
+from tests.gpu import test_drivers_here
+from tests.gpu.machine import Devices, Report
 from tests.unit.gpu.test_drivers import CPU_ONLY, plan_and_backends
 from tests.unit.selftest.healthy import evidence
 from tests.wording import Wording
@@ -239,6 +242,18 @@ def test_the_selftest_knows_torchs_way_of_writing_uuids(root: Path) -> None:
     swapped = replace(seen, facts=(replace(facts[0], uuid=facts[1].uuid), *facts[1:]))
     assert identities(swapped).status == "failed"
     assert driver(seen).found.startswith("AMD driver 6.14.14; torch")
+
+
+def test_make_gpu_test_names_them_as_a_rank_does(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def torch_of(command: Any, env: dict[str, str], **_: Any) -> Any:
+        texts = [uuid.removeprefix("GPU-").encode().hex() for uuid in env["HIP_VISIBLE_DEVICES"].split(",")]
+        return SimpleNamespace(stdout=" ".join(f"{text[:8]}-{text[8:]}" for text in texts))
+
+    monkeypatch.setattr(test_drivers_here, "inspect_gpus", lambda environ: inspect_gpus({}, root))
+    monkeypatch.setattr(subprocess, "run", torch_of)
+    report = Report()
+    test_drivers_here.test_torch_numbers_them_as_gpurun_does_in_a_rank(Devices("cuda", 3), report)
+    assert report.lines[0].startswith("UUIDs in HIP_VISIBLE_DEVICES: ok")
 
 
 @pytest.mark.parametrize(
