@@ -44,7 +44,6 @@ class JobKind:
     """A line of its job file that makes a second variant."""
 
 
-_OF_PROGRAMS = "applies to programs only (`script`, `module`)"
 TRAINING = JobKind(
     "training",
     "Training",
@@ -56,7 +55,7 @@ TRAINING = JobKind(
     runs_program=False,
     has_time_limit=True,
     choice="split",
-    refusal=_OF_PROGRAMS,
+    refusal="applies to programs only (`script`, `module`)",
     example='compare: {split: [even, "3:1"]}',
 )
 PROGRAM = JobKind(
@@ -70,7 +69,7 @@ PROGRAM = JobKind(
     runs_program=True,
     has_time_limit=False,
     choice="variant",
-    refusal="applies to workloads only: a program sets this itself",
+    refusal="applies to workloads only",
     example='compare: {args: [[--batch, "64"], [--batch, "128"]]}',
 )
 MICRO_BENCHMARK = JobKind(
@@ -84,7 +83,7 @@ MICRO_BENCHMARK = JobKind(
     runs_program=False,
     has_time_limit=True,
     choice="variant",
-    refusal=_OF_PROGRAMS,
+    refusal="doesn't apply to micro-benchmarks",
     example="compare: {precision: [fp32, bf16]}",
 )
 

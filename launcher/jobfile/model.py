@@ -129,6 +129,7 @@ class Baseline(Section, derived=_named()):
 
 SIZES = frozenset({"rounds", "launches"})
 """Keys of `steps` that fix the size of a run."""
+_NO_MFU = "MFU is a figure of training steps whose operations gpurun counts"
 _ALL_STEPS = "all its steps count; `steps.launches` says how often it is run"
 
 
@@ -236,7 +237,7 @@ class JobSpec(Settings, Section):
     `RTX 4090` (its memory as it is sold, in 10⁹ bytes). The report then also names the fastest variant whose
     peak memory is not above that. What a GPU needs besides tensors, such as CUDA's context and what torch
     keeps free, is not in that peak: leave a margin."""
-    peak_tflops: Peaks | None = setting(None, kinds=frozenset({TRAINING}), instead="")
+    peak_tflops: Peaks | None = setting(None, kinds=frozenset({TRAINING}), instead=_NO_MFU)
     """The peak of one device by precision, dense, in TFLOP/s: `{bf16: 989}`. MFU is a share of it. By default
     it is the data sheet's, of GPUs that gpurun knows; of CPUs, none."""
     profile: Profile = Profile()

@@ -244,7 +244,7 @@ class Setting:
     """Kinds of job that have it."""
     varies_for: frozenset[JobKind] = EVERY_KIND
     """Kinds of job that may compare values of it, of those that have it."""
-    instead: str = "vary `args`, `env` or `device_count`"
+    instead: str = "a program sets this itself: vary `args`, `env` or `device_count`"
     """The advice in a job of a kind that doesn't have it."""
     optional_for: frozenset[JobKind] = frozenset()
     """Kinds of job that have it only where the job gives it a value."""
