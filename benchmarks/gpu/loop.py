@@ -10,7 +10,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from benchmarks.gpu.summary import steps_ms
+from benchmarks.gpu.summary import AGREE_PERCENT, steps_ms
 from benchmarks.timing import centre_and_interval
 from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.records import VariantConfig
@@ -142,8 +142,8 @@ class Loop:
         return fmean(by_events), fmean(by_work)
 
 
-def compare(name: str, chosen: Model, device: torch.device, out: Path) -> Loop:
-    """Says how much longer a step by gpurun takes than one by hand."""
+def compare(name: str, chosen: Model, device: torch.device, out: Path) -> tuple[Loop, bool]:
+    """The loops, and whether a step by gpurun takes longer than the goal; says how much longer."""
     found = Loop(chosen, device, out)
     found.ours.warm_up(found.variant)
     found.by_hand_ms(10)
@@ -156,13 +156,32 @@ def compare(name: str, chosen: Model, device: torch.device, out: Path) -> Loop:
         random.Random(round_).shuffle(ways)
         for way, measure in ways:
             times[way].append(measure(chosen.steps))
-    pairs = zip(times["by gpurun"], times["by hand"], strict=True)
-    centre, (low, high) = centre_and_interval([math.log(ours / bare) for ours, bare in pairs])
-    print(
-        f"FOUND: {name}: {median(times['by hand']):.4g} ms by hand; by gpurun "
-        f"{math.exp(centre):.4f} times that ({math.exp(low):.4f} to {math.exp(high):.4f}; goal {GOAL})"
+    return found, is_slower(name, times["by hand"], times["by gpurun"])
+
+
+def is_slower(name: str, by_hand_ms: Sequence[float], by_gpurun_ms: Sequence[float]) -> bool:
+    """Whether gpurun's steps take longer than the goal, by all of the interval; says the ratio."""
+    pairs = zip(by_gpurun_ms, by_hand_ms, strict=True)
+    logs, interval = centre_and_interval([math.log(ours / bare) for ours, bare in pairs])
+    centre, low, high = map(math.exp, (logs, *interval))
+    return said(
+        f"{name}: {median(by_hand_ms):.4g} ms by hand; by gpurun {centre:.4f} times that "
+        f"({low:.4f} to {high:.4f}; goal {GOAL})",
+        is_wrong=low > GOAL,
     )
-    return found
+
+
+def is_off(name: str, by_events_ms: float, by_work_ms: float) -> bool:
+    """Whether events differ too much from the GPU's work in a trace; says by how much."""
+    off = 100 * (by_events_ms / by_work_ms - 1)
+    text = f"{name}: events {by_events_ms:.4g} ms, GPU work {by_work_ms:.4g} ms: {off:+.2f} %"
+    return said(text, is_wrong=abs(off) > AGREE_PERCENT)
+
+
+def said(found: str, is_wrong: bool) -> bool:
+    """Prints what was found; `is_wrong` itself."""
+    print(f"FOUND: {found}{' FAILED' if is_wrong else ''}")
+    return is_wrong
 
 
 def cost_of_an_event(device: torch.device) -> None:
@@ -179,20 +198,26 @@ def cost_of_an_event(device: torch.device) -> None:
     print(f"FOUND: an event costs the host {took_ns / 1e3:.2f} µs")
 
 
-def main() -> None:
-    """Compares every model; traces come last, since a profiler that has ended slows steps down."""
+def main() -> int:
+    """Compares every model; 1 if a figure of a GPU fails.
+
+    Traces come last, since a profiler that has ended slows steps down.
+    """
     device, out = torch.device(sys.argv[1]), Path(sys.argv[2])
     out.mkdir(parents=True, exist_ok=True)
-    models = ON_GPU if device.type == "cuda" else REHEARSED
-    if device.type == "cuda":
+    is_gpu = device.type == "cuda"
+    if is_gpu:
         torch.cuda.set_device(device)
         cost_of_an_event(device)
-    loops = {name: compare(name, chosen, device, out) for name, chosen in models.items()}
-    for name, found in loops.items() if device.type == "cuda" else ():
-        by_events_ms, by_work_ms = found.traced_ms(out / f"{name}.json")
-        off = 100 * (by_events_ms / by_work_ms - 1)
-        print(f"FOUND: {name}: events {by_events_ms:.4g} ms, GPU work {by_work_ms:.4g} ms: {off:+.2f} %")
+    compared = {
+        name: compare(name, chosen, device, out) for name, chosen in (ON_GPU if is_gpu else REHEARSED).items()
+    }
+    if not is_gpu:
+        return 0
+    wrong = [is_wrong for _, is_wrong in compared.values()]
+    wrong += [is_off(name, *loop.traced_ms(out / f"{name}.json")) for name, (loop, _) in compared.items()]
+    return int(any(wrong))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

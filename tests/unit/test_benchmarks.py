@@ -18,6 +18,7 @@ from benchmarks.faults.jobs import Tried, text_of
 from benchmarks.fuzz import TARGETS, fuzz, guard
 from benchmarks.fuzz.guard import LIMIT_BYTES, Outcome, run_all
 from benchmarks.gpu import __main__ as gpu_checks
+from benchmarks.gpu import loop
 from benchmarks.gpu.summary import steps_ms
 from gpurun.launcher.machine.git import commit_of, git
 from tests.unit.trace.trace_files import kernel, launch, step
@@ -43,6 +44,23 @@ def test_steps_of_a_gpus_trace_are_read_from_one_last_kernel_to_the_next() -> No
     kernels = [kernel("k", 1_000 * i + 500 + 50 * i, 200, i) for i in range(3)]
     by_work, by_marks, lost = steps_ms([*events, *kernels])
     assert (by_work, by_marks, lost) == ([1.05, 1.05], [1.0] * 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("by_gpurun_ms", "is_wrong"),
+    [([2.0, 2.01, 1.99] * 5, False), ([2.1, 2.11, 2.09] * 5, True), ([2.1, 2.9, 1.5] * 5, False)],
+)
+def test_a_loop_by_gpurun_that_is_slower_than_one_by_hand_fails(
+    by_gpurun_ms: list[float], is_wrong: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not where it scatters too much for a verdict."""
+    assert loop.is_slower("mlp", [2.0] * 15, by_gpurun_ms) == is_wrong
+    assert ("FAILED" in capsys.readouterr().out) == is_wrong
+
+
+def test_events_that_differ_from_the_gpus_work_fail() -> None:
+    assert not loop.is_off("mlp", 2.03, 2.0)
+    assert loop.is_off("mlp", 1.95, 2.0)
 
 
 def test_checks_for_a_gpu_end_with_their_limit_and_say_what_they_found(
