@@ -311,9 +311,7 @@ def _appended(page: Page, call: ast.Call, new: Sequence[str]) -> list[Splice]:
     arguments: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
     if not arguments:
         return [Splice(opened, opened, ", ".join(new))]
-    if (
-        page.end(arguments[0]) > close
-    ):  # a generator in the parentheses of the call: beside others, it needs its own
+    if page.end(arguments[0]) > close:  # a generator in the call's own parentheses, which it can't share
         return [Splice(opened, opened, "("), Splice(close, close, f"), {', '.join(new)}")]
     at, is_comma = max(map(page.end, arguments)), False
     for code in CODE_OR_COMMENT.finditer(text, at, close):  # parentheses around the last argument, a comma
