@@ -1,0 +1,163 @@
+"""`gpurun improve`: what makes a program faster, proven, as a change of its files."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpurun.launcher.cli.completion import programs
+from gpurun.launcher.cli.options import (
+    devices_option,
+    json_option,
+    only_rank_option,
+    out_option,
+    parse_wait,
+    quiet_option,
+    set_option,
+)
+from gpurun.launcher.cli.output import show_json
+from gpurun.launcher.errors import SpecError
+
+
+@click.command()
+@click.argument("words", nargs=-1, metavar="[SCRIPT.py | JOB.yaml] [-- ARGS...]", shell_complete=programs)
+@click.option("-m", "module", metavar="MODULE", help="Run a module, as `python -m` does.")
+@devices_option
+@click.option(
+    "--budget", "budget_s", callback=parse_wait, metavar="TIME", help="The most time; default: 15m."
+)
+@out_option
+@click.option(
+    "--resume", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="RUN",
+    help="Continue a search, or apply its change.",
+)  # fmt: skip
+@click.option("--write", is_flag=True, help="Apply the change to the program's files, after asking.")
+@click.option("--yes", is_flag=True, help="Don't ask.")
+@click.option("--force", is_flag=True, help="Also outside of a git repository.")
+@only_rank_option
+@quiet_option
+@json_option
+@set_option
+def improve(
+    words: tuple[str, ...],
+    module: str | None,
+    devices: str,
+    budget_s: float | None,
+    out: Path | None,
+    resume: Path | None,
+    write: bool,
+    yes: bool,
+    force: bool,
+    only_rank: int | None,
+    quiet: bool,
+    as_json: bool,
+    overrides: tuple[str, ...],
+) -> None:
+    """Try every remedy on a program, and keep those that are proven to make it faster.
+
+    The program runs unchanged; the calls of its own files that make DataLoaders, optimizers and
+    DistributedDataParallel get other arguments from outside. What helps alone is compared together, and
+    without each part, in launches of their own. A change that trains otherwise is never kept.
+
+    Ctrl-C keeps what was measured; --resume goes on from there.
+
+    Example: gpurun improve train.py --devices cpu:2 --budget 5m -- --epochs 1
+
+    Exit codes: 0 ok, 2 the command line is wrong or the program can't be improved from outside, 3 the machine
+    lacks what the command asks for, 4 the program fails as it is, 130 interrupted.
+    """
+    from gpurun.launcher.cli.interrupt import quit_on_interrupt
+    from gpurun.launcher.rundir.paths import check_writable
+
+    quit_on_interrupt()
+    if resume is None and module is None and not words:
+        raise SpecError("missing argument SCRIPT.py; or run a module: gpurun improve -m package.train")
+    if resume is None:
+        check_writable(out or Path("runs"))
+    given = given_by(words, module, devices, overrides, resume)
+    found, path, error = finished(given, budget_s, out, resume, only_rank, quiet)
+    if as_json:
+        show_json({"improve": found})
+    else:
+        from gpurun.launcher.report.terminal.improve import improve_lines
+
+        click.echo("\n".join(improve_lines(found, str(path))))
+    if error is not None:
+        raise error
+    if write:
+        apply(found, given(), yes, force)
+
+
+def given_by(
+    words: tuple[str, ...],
+    module: str | None,
+    devices: str,
+    overrides: tuple[str, ...],
+    resume: Path | None,
+) -> Callable[[], Any]:
+    """Finds the command line of the program: after the fork, since it imports much."""
+
+    def invocation() -> Any:
+        from gpurun.launcher.run.open import Invocation, program_invocation, read_invocation
+
+        if resume is not None:
+            return read_invocation(resume / "1-original", overrides)
+        if module is None and words[0].endswith((".yaml", ".yml")):
+            return Invocation(Path(words[0]), overrides)
+        script, args = (None, words) if module is not None else (words[0], words[1:])
+        return program_invocation(script, module, args, devices, overrides, {})
+
+    return invocation
+
+
+def finished(
+    given: Callable[[], Any],
+    budget_s: float | None,
+    out: Path | None,
+    resume: Path | None,
+    only_rank: int | None,
+    quiet: bool,
+) -> Any:
+    """The finished search, its directory, and the error that it ends with; no process of it is left."""
+    from gpurun.launcher.processes.guard import split_process
+
+    with split_process() as guard:  # forks: nothing heavy may be imported before
+        from gpurun.launcher.processes.pool import early_servers
+
+        with early_servers(guard) as pools:
+            import gc
+
+            from gpurun.launcher.improve.improve import run_improve
+            from gpurun.launcher.run.job import Output
+            from gpurun.launcher.run.open import load_invocation, new_directory
+
+            gc.enable()
+            invocation = given()
+            name = f"{load_invocation(invocation).name}-improve"
+            path = resume or out or new_directory(Path("runs") / name)
+            output = Output(quiet, only_rank)
+            found, error = run_improve(
+                pools, invocation, budget_s, path, output, lambda text: click.echo(text, err=True)
+            )
+            return found, path, error
+
+
+def apply(found: Any, given: Any, yes: bool, force: bool) -> None:
+    """Writes the change into the program's files.
+
+    Raises:
+        SpecError: there is none, or a file isn't as it was measured.
+    """
+    from gpurun.launcher.improve.improve import changes_to_write
+    from gpurun.launcher.improve.rewrite import write_changes
+
+    changes = changes_to_write(found, given.directory)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise SpecError("--write asks before it changes files: add --yes where nobody can answer")
+        if not click.confirm(f"Change {', '.join(path.name for path in changes)}?", err=True):
+            return
+    write_changes(changes, given.directory, force)
+    click.echo(f"changed {', '.join(str(path) for path in changes)}", err=True)

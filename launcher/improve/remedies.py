@@ -1,0 +1,345 @@
+"""What makes training faster without changing what is computed: a table of remedies, and which fit a program.
+
+Sources: torch's documentation of `DataLoader`, `DistributedDataParallel`, `torch.optim` and
+`torch.nn.Module.compile`; its performance tuning guide.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+from gpurun.launcher.rundir.records import CallSite
+from gpurun.launcher.units import format_number
+
+Part = Literal["input", "transfer", "work"]
+"""The parts of a step that remedies act on: waiting for data, exposed communication, and all that computes."""
+Settings = Mapping[str, Any]
+"""Values of a job's settings by name: `{"calls": {"DataLoader": {"num_workers": 2}}}`."""
+LEAST_GAIN_PERCENT = 2.0
+"""What can't gain as much by its ceiling isn't tried."""
+DDP, LOADER, OPTIMIZER = "DistributedDataParallel", "DataLoader", "Optimizer"
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What remedies depend on, besides the call."""
+
+    device: str
+    """`cpu`, `cuda` or another kind."""
+    spare_cores: int
+    """Cores of the machine for each rank, its own one left out; at least 1."""
+    threads: int | None
+    """`OMP_NUM_THREADS` of a rank, where the shell or the job states it."""
+    share: int
+    """A rank's share of the cores."""
+
+
+Fits = Callable[[Mapping[str, str], Surroundings], bool]
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A row of the table."""
+
+    name: str
+    """Distinguishes the rows; of those of one group, the best is kept."""
+    call: str
+    """What it changes: a constructor, `compile`, `cudnn`, or `env` for a variable."""
+    arguments: Mapping[str, Any] | Callable[[Surroundings], Mapping[str, Any]]
+    part: Part
+    """Where its gain comes from, so that it can't gain more than this takes of a step."""
+    group: str = ""
+    """Remedies that exclude each other; empty: none does."""
+    fits: Fits = lambda given, around: True
+    """Whether it would change anything, by the arguments of the call as the program writes them."""
+    kinds: tuple[str, ...] = ()
+    """Devices on which it has an effect; empty: all."""
+    draws_otherwise: bool = False
+    """Whether random numbers may be drawn in another order, so that losses differ though the training is the
+    same."""
+    cost: str = ""
+    """What it costs once, which steps don't show."""
+    source: str = ""
+
+
+def _is(keyword: str, *values: str) -> Fits:
+    """Whether the call gives `keyword` one of these values, as Python writes them."""
+    return lambda given, around: given.get(keyword) in values
+
+
+def _isnt(keyword: str, *values: str) -> Fits:
+    return lambda given, around: given.get(keyword) not in values
+
+
+def _reads_by_itself(given: Mapping[str, str], around: Surroundings) -> bool:
+    """Whether the ranks read data themselves; a sampler of batches or an iterable is divided by its workers."""
+    return given.get("num_workers", "0") == "0"
+
+
+def _has_workers(given: Mapping[str, str], around: Surroundings) -> bool:
+    return not _reads_by_itself(given, around)
+
+
+def _buckets_are_smaller(given: Mapping[str, str], around: Surroundings) -> bool:
+    try:
+        return float(given.get("bucket_cap_mb", "25")) < 100
+    except ValueError:
+        return True
+
+
+_DATA = "https://docs.pytorch.org/docs/stable/data.html"
+_DDP = "https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"
+_OPTIM = "https://docs.pytorch.org/docs/stable/optim.html"
+
+REMEDIES: tuple[Remedy, ...] = (
+    Remedy(
+        "workers",
+        LOADER,
+        {"num_workers": 2, "persistent_workers": True},
+        "input",
+        group="workers",
+        fits=_reads_by_itself,
+        draws_otherwise=True,
+        source=_DATA,
+    ),
+    Remedy(
+        "more workers",
+        LOADER,
+        lambda around: {"num_workers": min(8, around.spare_cores), "persistent_workers": True},
+        "input",
+        group="workers",
+        fits=lambda given, around: (
+            around.spare_cores > 2 and given.get("num_workers", "0") in ("0", "1", "2")
+        ),
+        draws_otherwise=True,
+        source=_DATA,
+    ),
+    Remedy(
+        "persistent workers",
+        LOADER,
+        {"persistent_workers": True},
+        "input",
+        fits=lambda given, around: _has_workers(given, around) and given.get("persistent_workers") != "True",
+        source=_DATA,
+    ),
+    Remedy(
+        "prefetch",
+        LOADER,
+        {"prefetch_factor": 8},
+        "input",
+        fits=_has_workers,
+        source=_DATA,
+    ),
+    Remedy(
+        "pinned memory",
+        LOADER,
+        {"pin_memory": True},
+        "work",
+        fits=_isnt("pin_memory", "True"),
+        kinds=("cuda",),
+        source=_DATA,
+    ),
+    Remedy(
+        "large buckets",
+        DDP,
+        {"bucket_cap_mb": 100},
+        "transfer",
+        group="buckets",
+        fits=_buckets_are_smaller,
+        source=_DDP,
+    ),
+    Remedy(
+        "default buckets",
+        DDP,
+        {"bucket_cap_mb": 25},
+        "transfer",
+        group="buckets",
+        fits=lambda given, around: given.get("bucket_cap_mb", "25") not in ("25", "25.0", "None"),
+        source=_DDP,
+    ),
+    Remedy(
+        "gradients in buckets",
+        DDP,
+        {"gradient_as_bucket_view": True},
+        "work",
+        fits=_isnt("gradient_as_bucket_view", "True"),
+        source=_DDP,
+    ),
+    Remedy(
+        "no search for unused parameters",
+        DDP,
+        {"find_unused_parameters": False},
+        "work",
+        group="graph",
+        fits=_is("find_unused_parameters", "True"),
+        source=_DDP,
+    ),
+    Remedy(
+        "static graph",
+        DDP,
+        {"static_graph": True},
+        "work",
+        group="graph",
+        fits=_isnt("static_graph", "True"),
+        source=_DDP,
+    ),
+    Remedy(
+        "fused optimizer",
+        OPTIMIZER,
+        {"fused": True, "foreach": False},
+        "work",
+        group="optimizer",
+        fits=_isnt("fused", "True"),
+        source=_OPTIM,
+    ),
+    Remedy(
+        "optimizer for many tensors at once",
+        OPTIMIZER,
+        {"foreach": True, "fused": False},
+        "work",
+        group="optimizer",
+        fits=_isnt("foreach", "True"),
+        source=_OPTIM,
+    ),
+    Remedy(
+        "compile",
+        "compile",
+        {},
+        "work",
+        draws_otherwise=True,
+        cost="compiles once, in each start",
+        source="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
+    ),
+    Remedy(
+        "search for convolutions",
+        "cudnn",
+        {"benchmark": True},
+        "work",
+        kinds=("cuda",),
+        cost="tries algorithms for each new shape",
+        source="https://docs.pytorch.org/docs/stable/backends.html#torch.backends.cudnn.benchmark",
+    ),
+    Remedy(
+        "threads",
+        "env",
+        lambda around: {"OMP_NUM_THREADS": str(around.share)},
+        "work",
+        fits=lambda given, around: around.threads is not None and around.threads < around.share,
+        kinds=("cpu",),
+        source="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
+    ),
+)
+"""All remedies, in the order in which they are shown before anything is measured."""
+
+OF_LIBRARIES: Mapping[tuple[str, str], str] = MappingProxyType(
+    {
+        (
+            "transformers",
+            LOADER,
+        ): "TrainingArguments(dataloader_num_workers=…, dataloader_persistent_workers=True)",
+        ("transformers", DDP): "TrainingArguments(ddp_bucket_cap_mb=…, ddp_find_unused_parameters=False)",
+        ("transformers", OPTIMIZER): 'TrainingArguments(optim="adamw_torch_fused")',
+        ("transformers", "compile"): "TrainingArguments(torch_compile=True)",
+        ("accelerate", DDP): "Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(…)])",
+        ("lightning", DDP): "Trainer(strategy=DDPStrategy(…))",
+        ("pytorch_lightning", DDP): "Trainer(strategy=DDPStrategy(…))",
+        ("timm", LOADER): "create_loader(num_workers=…, persistent_workers=True)",
+        ("timm", OPTIMIZER): "create_optimizer_v2(foreach=True)",
+    }
+)
+"""A library's own option, where it makes the call itself."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A remedy at a call of this program."""
+
+    remedy: Remedy
+    site: CallSite | None
+    """`None`: it changes no call."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    refusal: str = ""
+    """Why it isn't tried; empty: it is."""
+
+    @property
+    def settings(self) -> Settings:
+        """The job's settings that apply it."""
+        if self.remedy.call == "env":
+            return {"env": self.arguments}
+        return {"calls": {self.remedy.call: self.arguments}}
+
+    @property
+    def code(self) -> str:
+        """The change as one would write it: `DataLoader(num_workers=2, persistent_workers=True)`."""
+        if self.remedy.call == "env":
+            return " ".join(f"{name}={value}" for name, value in self.arguments.items())
+        if self.remedy.call == "cudnn":
+            return "torch.backends.cudnn.benchmark = True"
+        if self.remedy.call == "compile":
+            return "model.compile()"
+        name = self.site.name if self.site is not None else self.remedy.call
+        return f"{name}({', '.join(f'{key}={value!r}' for key, value in self.arguments.items())})"
+
+
+def candidates(
+    sites: Sequence[CallSite],
+    around: Surroundings,
+    shares: Mapping[Part, float],
+    remedies: Iterable[Remedy] = REMEDIES,
+) -> Iterator[Candidate]:
+    """The remedies that would change something in this program, each with why it isn't tried.
+
+    Args:
+        sites: the calls that it makes.
+        around: the device and its cores.
+        shares: of the parts in a step, in percent; a part that is missing wasn't recorded.
+    """
+    for remedy in remedies:
+        found = _site_of(remedy, sites)
+        if found is None and remedy.call not in ("cudnn", "env"):
+            continue
+        given = found.given if found is not None else {}
+        if not remedy.fits(given, around):
+            continue
+        stated = remedy.arguments(around) if callable(remedy.arguments) else remedy.arguments
+        # A keyword that is False only undoes what the call gives.
+        arguments = {key: value for key, value in stated.items() if value is not False or key in given}
+        yield Candidate(remedy, found, arguments, _refusal(remedy, found, around, shares))
+
+
+def _site_of(remedy: Remedy, sites: Sequence[CallSite]) -> CallSite | None:
+    """The call that a remedy changes: the user's own, or else a library's."""
+    wanted = DDP if remedy.call == "compile" else remedy.call
+    known = (LOADER, DDP)
+    mine = [site for site in sites if site.name == wanted or (wanted == OPTIMIZER and site.name not in known)]
+    return next((site for site in mine if site.is_users), mine[0] if mine else None)
+
+
+def _refusal(
+    remedy: Remedy, site: CallSite | None, around: Surroundings, shares: Mapping[Part, float]
+) -> str:
+    if remedy.kinds and around.device not in remedy.kinds:
+        return f"not tried here: it has no effect on {around.device}"
+    if site is not None and not site.is_users:
+        own = OF_LIBRARIES.get((site.library, remedy.call))
+        return f"not tried: {site.library or 'a library'} makes the call{f'; {own}' if own else ''}"
+    share = shares.get(remedy.part)
+    if share is not None and share < LEAST_GAIN_PERCENT:
+        what = {"input": "waiting for data", "transfer": "communication", "work": "computing"}[remedy.part]
+        return f"not tried: {what} takes {format_number(share, 1)} % of a step"
+    return ""
+
+
+def merged(chosen: Iterable[Candidate]) -> Settings:
+    """The settings of several remedies at once."""
+    found: dict[str, dict[str, Any]] = {}
+    for candidate in chosen:
+        for setting, value in candidate.settings.items():
+            own = found.setdefault(setting, {})
+            if setting == "calls":
+                for call, arguments in value.items():
+                    own[call] = {**own.get(call, {}), **arguments}
+            else:
+                own.update(value)
+    return found

@@ -1,0 +1,82 @@
+"""What `gpurun improve` found: the change, and what is known of each remedy; `improve.json`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gpurun.launcher.units import Interval
+
+RemedyVerdict = Literal[
+    "kept", "same", "slower", "undecided", "failed", "other random numbers", "different", "not tried"
+]
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Percent of the time of a step: negative is faster."""
+
+    percent: float
+    ci: Interval | None = None
+
+
+@dataclass(frozen=True)
+class RemedyResult:
+    """What became of a remedy."""
+
+    code: str
+    """The change as one would write it."""
+    applied_to: str
+    """What it changes: `DataLoader`, `env`, a key of the job."""
+    place: str
+    """`train.py:41`; empty where it is at no call."""
+    verdict: RemedyVerdict
+    percent: float | None = None
+    """The change of a step's time: of what is kept, against the kept changes without it; else in a trial."""
+    ci: Interval | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class CallChange:
+    """A call to change in a file: what `rewrite.Edit` takes."""
+
+    file: str
+    """Relative to the directory of the job."""
+    line: int
+    call: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    parameters: tuple[str, ...] = ()
+    before: str = ""
+
+
+@dataclass(frozen=True)
+class Improvement:
+    """All that a search for improvements has found."""
+
+    schema: int
+    name: str
+    """The program, as the command line has it."""
+    budget_s: float
+    gain: Gain | None = None
+    """The kept changes against the program as it is, on launches that took part in no choice; `None`: nothing
+    is kept."""
+    remedies: tuple[RemedyResult, ...] = ()
+    why: str = ""
+    """Where the time of the program's steps goes."""
+    notes: tuple[str, ...] = ()
+    changes: tuple[CallChange, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables to start the program with."""
+    sha256: Mapping[str, str] = field(default_factory=dict)
+    """Of the files to change, as they were measured."""
+    diff: str = ""
+    complete: bool = False
+
+    @property
+    def kept(self) -> list[RemedyResult]:
+        return [each for each in self.remedies if each.verdict == "kept"]
+
+    @property
+    def tried(self) -> list[RemedyResult]:
+        return [each for each in self.remedies if each.verdict != "not tried"]

@@ -1,0 +1,130 @@
+"""Which remedies fit a program, and how they are applied."""
+
+from dataclasses import replace
+
+import pytest
+
+from gpurun.launcher.improve.remedies import (
+    OF_LIBRARIES,
+    REMEDIES,
+    Part,
+    Surroundings,
+    candidates,
+    merged,
+)
+from gpurun.launcher.rundir.records import CallSite
+
+AROUND = Surroundings("cpu", spare_cores=1, threads=None, share=1)
+WIDE = replace(AROUND, spare_cores=6, threads=1, share=7)
+SHARES: dict[Part, float] = {"input": 40.0, "transfer": 10.0, "work": 50.0}
+
+
+def site(name: str, **given: str) -> CallSite:
+    return CallSite(name, "/home/me/train.py", 41, is_users=True, given=given)
+
+
+LOADER, DDP, ADAM = site("DataLoader"), site("DistributedDataParallel"), site("AdamW")
+
+
+@pytest.mark.parametrize(
+    ("called", "around", "codes"),
+    [
+        (LOADER, AROUND, ["DataLoader(num_workers=2, persistent_workers=True)"]),
+        (
+            LOADER,
+            WIDE,
+            [
+                "DataLoader(num_workers=2, persistent_workers=True)",
+                "DataLoader(num_workers=6, persistent_workers=True)",
+                "OMP_NUM_THREADS=7",
+            ],
+        ),
+        (
+            site("DataLoader", num_workers="4"),
+            AROUND,
+            ["DataLoader(persistent_workers=True)", "DataLoader(prefetch_factor=8)"],
+        ),
+        (
+            site("DataLoader", num_workers="4", persistent_workers="True"),
+            AROUND,
+            ["DataLoader(prefetch_factor=8)"],
+        ),
+        (
+            DDP,
+            AROUND,
+            [
+                "DistributedDataParallel(bucket_cap_mb=100)",
+                "DistributedDataParallel(gradient_as_bucket_view=True)",
+                "DistributedDataParallel(static_graph=True)",
+                "model.compile()",
+            ],
+        ),
+        (
+            site("DistributedDataParallel", find_unused_parameters="True", bucket_cap_mb="1"),
+            AROUND,
+            [
+                "DistributedDataParallel(bucket_cap_mb=100)",
+                "DistributedDataParallel(bucket_cap_mb=25)",
+                "DistributedDataParallel(gradient_as_bucket_view=True)",
+                "DistributedDataParallel(find_unused_parameters=False)",
+                "DistributedDataParallel(static_graph=True)",
+                "model.compile()",
+            ],
+        ),
+        (ADAM, AROUND, ["AdamW(fused=True)", "AdamW(foreach=True)"]),
+        (site("SGD", foreach="False"), AROUND, ["SGD(fused=True, foreach=False)", "SGD(foreach=True)"]),
+        (site("SGD", fused="True"), AROUND, ["SGD(foreach=True, fused=False)"]),
+    ],
+)
+def test_remedies_that_would_change_something_are_tried(
+    called: CallSite, around: Surroundings, codes: list[str]
+) -> None:
+    found = [each for each in candidates([called], around, SHARES) if not each.refusal]
+    assert [each.code for each in found] == codes
+
+
+def test_without_a_call_nothing_is_tried() -> None:
+    assert [each for each in candidates([], AROUND, SHARES) if not each.refusal] == []
+
+
+def test_what_can_gain_little_by_its_ceiling_is_not_tried() -> None:
+    (found,) = candidates([LOADER], AROUND, {"input": 1.5}, REMEDIES[:1])
+    assert found.refusal == "not tried: waiting for data takes 1.5 % of a step"
+    (found,) = candidates([LOADER], AROUND, {}, REMEDIES[:1])
+    assert not found.refusal  # nothing was traced
+
+
+def test_a_call_of_a_library_has_its_own_option() -> None:
+    theirs = replace(LOADER, is_users=False, library="transformers")
+    (found,) = candidates([theirs], AROUND, SHARES, REMEDIES[:1])
+    assert found.refusal.startswith("not tried: transformers makes the call; TrainingArguments(")
+    (own,) = candidates([theirs, LOADER], AROUND, SHARES, REMEDIES[:1])
+    assert own.site == LOADER
+
+
+def test_what_needs_a_gpu_is_not_tried_on_cpus() -> None:
+    found = [each for each in candidates([LOADER], AROUND, SHARES) if "no effect on cpu" in each.refusal]
+    assert [each.code for each in found] == [
+        "DataLoader(pin_memory=True)",
+        "torch.backends.cudnn.benchmark = True",
+    ]
+
+
+def test_remedies_of_one_call_are_applied_together() -> None:
+    calls = [site("DistributedDataParallel", find_unused_parameters="True"), LOADER]
+    rows = {each.remedy.name: each for each in candidates(calls, WIDE, SHARES)}
+    chosen = ("workers", "gradients in buckets", "no search for unused parameters", "compile", "threads")
+    assert merged(rows[name] for name in chosen) == {
+        "calls": {
+            "DataLoader": {"num_workers": 2, "persistent_workers": True},
+            "DistributedDataParallel": {"gradient_as_bucket_view": True, "find_unused_parameters": False},
+            "compile": {},
+        },
+        "env": {"OMP_NUM_THREADS": "7"},
+    }
+
+
+def test_every_row_has_a_source_and_a_name_of_its_own() -> None:
+    assert len({each.name for each in REMEDIES}) == len(REMEDIES)
+    assert all(each.source.startswith("https://") for each in REMEDIES)
+    assert {call for _, call in OF_LIBRARIES} <= {each.call for each in REMEDIES}
