@@ -151,9 +151,21 @@ def launch_config_for(
 
 
 def program_config(
-    spec: JobSpec, variant: Variant, launch_id: str, *, run_dir: Path, job_dir: Path, is_first: bool
+    spec: JobSpec,
+    variant: Variant,
+    launch_id: str,
+    *,
+    run_dir: Path,
+    job_dir: Path,
+    is_first: bool,
+    observe: bool = False,
+    seeds_steps: bool = False,
 ) -> ProgramConfig:
-    """The configuration that the ranks of a launch read. Traces are taken in a variant's first launch."""
+    """The configuration that the ranks of a launch read. Traces are taken in a variant's first launch.
+
+    Args:
+        observe: as in `Plan`, as `seeds_steps` is.
+    """
     return ProgramConfig(
         launch=launch_id,
         run_dir=str(run_dir),
@@ -162,6 +174,8 @@ def program_config(
         module=variant.module,
         args=variant.line,
         calls=variant.calls,
+        observe=observe,
+        seeds_steps=seeds_steps,
         seed=variant.seed,
         world_size=variant.world_size,
         warmup=spec.steps.warmup,

@@ -421,6 +421,10 @@ class Plan:
     """The time of a step, where the search for the largest batch has shown it; 0: not known."""
     crowding: float = 1.0
     """CPU devices per core where there are more of them than cores: so much longer everything takes."""
+    observe: bool = False
+    """Whether the ranks of programs write what they do: calls, losses and files."""
+    seeds_steps: bool = False
+    """Whether the random numbers of programs are seeded anew in every step and for every sample."""
     gate: GatePlan | None = None
     """Set where two versions of the code are compared; then every launch belongs to one of them."""
 

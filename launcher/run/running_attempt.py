@@ -172,7 +172,14 @@ class Starter:
         """Writes what the ranks of a program's attempt read."""
         run_dir, is_first = self.run.path.resolve(), launch.repetition == 0
         config = program_config(
-            self.spec, program, name, run_dir=run_dir, job_dir=self.code_dir(launch), is_first=is_first
+            self.spec,
+            program,
+            name,
+            run_dir=run_dir,
+            job_dir=self.code_dir(launch),
+            is_first=is_first,
+            observe=self.plan.observe,
+            seeds_steps=self.plan.seeds_steps,
         )
         write_json(self.run.launch_config(name), config)
 

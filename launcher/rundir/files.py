@@ -446,6 +446,10 @@ class RunDir:
     def launch_facts(self, launch_id: str) -> Path:
         return self.launch(launch_id) / "facts.json"
 
+    def observed(self, launch_id: str, rank: int = 0) -> Path:
+        """What a rank of a program has done, where that is asked for."""
+        return self.launch(launch_id) / (f"rank{rank}.observed.json" if rank else "observed.json")
+
     def control(self, launch_id: str) -> Path:
         """Directory of what the ranks and the command share while they run; only the owner has access."""
         return self.launch(launch_id) / CONTROL

@@ -89,6 +89,10 @@ class ProgramConfig:
     """Steps after which the program is ended; `None`: it runs to its end."""
     calls: Mapping[str, Mapping[str, bool | int | float | str]] = field(default_factory=dict)
     """Keyword arguments by call, as the setting of this name."""
+    observe: bool = False
+    """Whether each rank writes what it does: `Observed`."""
+    seeds_steps: bool = False
+    """Whether random numbers are seeded anew in every step and for every sample."""
 
     @property
     def variant(self) -> str:
@@ -122,6 +126,22 @@ class CallSite:
     unused_bytes: int | None = None
     """The most bytes of parameters that a backward pass of this rank left unused in the first steps, by DDP's
     own record; `None` where it doesn't look for them."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a rank of a program has done, in `observed.json`; of other ranks in `rankN.observed.json`."""
+
+    calls: tuple[CallSite, ...] = ()
+    losses: tuple[float | None, ...] = ()
+    """The numbers on which `backward` was called, the first ones, also where a GradScaler has scaled them;
+    `None`: no finite number, or not computed yet when the program was ended."""
+    loss_dtype: str = ""
+    """Of the first loss: `float32`. Under autocast most are that, too."""
+    writes: tuple[str, ...] = ()
+    """Paths of files and directories that the rank itself has made, changed, renamed or removed, some at
+    least; not those of temporary files, of caches, and below the run's directory. Processes that it starts,
+    and libraries that write in C other than by `torch.save`, aren't seen."""
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ import inspect
 import os
 import sys
 import typing
+import weakref
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
@@ -84,6 +85,10 @@ class ProgramCalls:
     notes: bool = False
     """Whether calls are noted."""
     sites: dict[tuple[str, str, int, int], CallSite] = field(default_factory=dict)
+    _searching: dict[tuple[str, str, int, int], weakref.ref[DistributedDataParallel]] = field(
+        default_factory=dict
+    )
+    """The models that look for unused parameters, by place."""
     _begun: set[int] = field(default_factory=set)
     """The objects whose constructors run: an outer class calls that of its base for the same object."""
 
@@ -148,6 +153,8 @@ class ProgramCalls:
         if (known := self.sites.get(key)) is not None:
             self.sites[key] = replace(known, count=known.count + 1)
         elif len(self.sites) < MAX_SITES:
+            if getattr(made, "find_unused_parameters", False):
+                self._searching[key] = weakref.ref(made)
             arguments = {each: value for each, value in given.arguments.items() if each != "self"}
             is_own = is_own_code(caller)
             groups = getattr(made, "param_groups", None)
@@ -163,6 +170,14 @@ class ProgramCalls:
                 skipped=changed.skipped,
                 num_parameters=sum(len(each["params"]) for each in groups) if groups else None,
             )
+
+    def note_unused(self) -> None:
+        """Notes what the last backward passes left unused."""
+        for key, model in self._searching.items():
+            with suppress(Exception):  # torch's own record is no public interface
+                num_bytes = model()._get_ddp_logging_data()["unused_parameter_size"]  # type: ignore[union-attr]
+                most = max(num_bytes, self.sites[key].unused_bytes or 0)
+                self.sites[key] = replace(self.sites[key], unused_bytes=most)
 
 
 def optimizers() -> list[type[torch.optim.Optimizer]]:

@@ -10,7 +10,6 @@ import importlib.machinery
 import io
 import multiprocessing
 import os
-import random
 import runpy
 import signal
 import socket
@@ -60,9 +59,10 @@ from gpurun.launcher.worker.base.preload import PRELOADED
 from gpurun.launcher.worker.base.process_group import await_port, stay_on_this_machine
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.profiling import StepCapture, StepTracer, open_block
-from gpurun.launcher.worker.program.calls import ProgramCalls
 from gpurun.launcher.worker.program.import_time import TORCH, Beginning, HiddenPackages, set_by
+from gpurun.launcher.worker.program.observed import Observer
 from gpurun.launcher.worker.program.own_profilers import OwnProfilers
+from gpurun.launcher.worker.program.seeding import seed
 from gpurun.launcher.worker.program.step_rules import Classifier, KeptSteps, StepBoundary
 
 P = ParamSpec("P")
@@ -116,6 +116,8 @@ class StepRecorder:
     tracer: StepTracer | None = None
     capture: StepCapture | None = None
     """Counts the steps for observers, and takes the traces that they request."""
+    observer: Observer = field(init=False)
+    """Changes calls of the program, and knows what else it does."""
     profilers: OwnProfilers = field(init=False)
     """Those of the program, next to which nothing is traced."""
     stamps: Stamps | None = None
@@ -151,6 +153,7 @@ class StepRecorder:
         self._read = self.noise.read()
         self.classifier = Classifier(self.config.launch, self.config.warmup)
         self.kept = KeptSteps(self.config.launch)
+        self.observer = Observer(self.config, self.rank, self.run)
         self.profilers = OwnProfilers(self.stop_tracing)
 
     @harmless
@@ -209,6 +212,7 @@ class StepRecorder:
             return
         try:
             self.keep(records)
+            self.observer.write()
             if self._flushed_ns - self._reported_ns >= (self._flushed_ns - self._began_ns) / PROGRESS_PARTS:
                 self.report_progress()
         except MachineError as error:
@@ -285,6 +289,7 @@ class StepRecorder:
         if wait and self.stamps is not None:
             self.stamps.wait()
         self.flush()
+        self.observer.write()
         if lines := self.kept.rest():
             append_lines(self.run.steps(self.config.variant, self.rank), lines)
         self.report_progress()
@@ -525,7 +530,7 @@ def main(
     if not set_before:
         begin_with(config, argv, str(run.control(config.launch)))
         set_threads()
-    seed(config.seed)
+    seed(0 if config.seeds_steps and config.seed is None else config.seed)
     capture = StepCapture(run, config.launch, rank, open_block(run, config.launch, rank))
     recorder = StepRecorder(config, rank, run, tracer=tracer_for(config, rank, run), capture=capture)
     hooks = watch_steps(recorder)
@@ -586,16 +591,6 @@ def set_threads() -> None:
         torch.set_num_threads(int(wanted))
 
 
-def seed(value: int | None) -> None:
-    """Seeds all random number generators, if the job has a seed."""
-    if value is None:
-        return
-    random.seed(value)
-    torch.manual_seed(value)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(value % 2**32)
-
-
 def tracer_for(config: ProgramConfig, rank: int, run: RunDir) -> StepTracer | None:
     """The tracer of this rank, if it is to have a trace."""
     wanted = config.profile
@@ -618,7 +613,7 @@ def watch_steps(recorder: StepRecorder) -> ExitStack:
     stepping.observe(recorder)
     hooks.callback(stepping.stop_observing)
     hooks.enter_context(recorder.profilers.watch())
-    hooks.enter_context(ProgramCalls(recorder.config.calls).watch())
+    hooks.enter_context(recorder.observer.watch())
     return hooks
 
 

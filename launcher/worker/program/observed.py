@@ -1,0 +1,206 @@
+"""What a program does with torch and with files, seen from outside: calls, losses, and where it writes."""
+
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from gpurun.launcher.machine.accelerators import accelerator_of
+from gpurun.launcher.rundir.files import RunDir, write_json
+from gpurun.launcher.rundir.records import Observed, ProgramConfig
+from gpurun.launcher.worker.accelerators.runtime import runtime_of
+from gpurun.launcher.worker.program.calls import ProgramCalls
+from gpurun.launcher.worker.program.seeding import StepSeeds, replaced
+
+MAX_LOSSES = 100
+MAX_WRITES = 50
+FIRST_STEPS = 10
+"""Steps in which DDP records unused parameters every time; none of them counts."""
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+_CHANGES = {
+    "os.rename": 2, "os.remove": 1, "os.rmdir": 1, "os.mkdir": 1, "os.truncate": 1, "os.link": 2,
+    "os.symlink": 2, "sqlite3.connect": 1,
+}  # fmt: skip
+"""Audit events that change files, with how many of their arguments are paths; `shutil` causes them too.
+Source: CPython, "Audit events table".
+"""
+_ALWAYS = ("/dev/", "/proc/", "/sys/")
+_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_HOME", "HF_HOME", "XDG_CACHE_HOME")
+_MADE_AGAIN = ("/__pycache__/", "/torchinductor_", "/.triton/", "/.cache/")
+"""Parts of paths of what is made again where it is missing."""
+
+
+@dataclass
+class Losses:
+    """The values on which `backward` is called, the first ones.
+
+    They are copied to the host without waiting for the device: what it has not computed yet isn't a number.
+    """
+
+    dtype: str = ""
+    count: int = 0
+    _values: torch.Tensor | None = None
+    _is_inside: bool = False
+    """Whether a backward pass runs; one that it begins itself, as checkpointing does, is a part of it."""
+
+    def watch(self) -> ExitStack:
+        """Takes losses from now on; closing the returned stack ends it."""
+        hooks = ExitStack()
+        for owner in (torch.Tensor, torch.autograd):
+            hooks.callback(replaced(owner, "backward", self._backward))
+        return hooks
+
+    @property
+    def values(self) -> tuple[float | None, ...]:
+        """Those that are known by now; `None`: not yet, or no finite number."""
+        found = [] if self._values is None else self._values[: self.count].tolist()
+        return tuple(value if math.isfinite(value) else None for value in found)
+
+    def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._is_inside or self.count >= MAX_LOSSES:
+            return original(*args, **kwargs)
+        self._is_inside = True
+        try:
+            with suppress(Exception):  # of a tensor that can't be copied; the program goes on
+                self._add(args[0] if args else kwargs["tensors"])
+            return original(*args, **kwargs)
+        finally:
+            self._is_inside = False
+
+    def _add(self, tensors: Any) -> None:
+        for each in [tensors] if isinstance(tensors, torch.Tensor) else tensors:
+            if (
+                each.numel() != 1
+                or self.count >= MAX_LOSSES
+                or runtime_of(each.device).is_capturing(each.device)
+            ):
+                continue
+            if self._values is None:
+                is_host = accelerator_of(each.device.type).is_host
+                self._values = torch.full(
+                    (MAX_LOSSES,), math.nan, dtype=torch.float64, device="cpu", pin_memory=not is_host
+                )
+                self.dtype = str(each.dtype).removeprefix("torch.")
+            self._values[self.count].copy_(each.detach().reshape(()), non_blocking=True)
+            self.count += 1
+
+
+@dataclass
+class Writes:
+    """The files that the process changes, outside of the run, of temporary files and of caches."""
+
+    job_dir: str
+    run_dir: str
+    found: set[str] = field(default_factory=set)
+    _is_active: bool = True
+    _passed: set[str] = field(default_factory=set)
+    """Paths that were judged already, as the program names them."""
+
+    def watch(self) -> ExitStack:
+        """Notes them from now on; closing the returned stack ends it. An audit hook can't be removed."""
+        self.job_dir, self.run_dir, self._temporary = map(
+            os.path.realpath, (self.job_dir, self.run_dir, tempfile.gettempdir())
+        )
+        self._caches = tuple(os.path.realpath(path) for name in _CACHES if (path := os.environ.get(name)))
+        sys.addaudithook(self._audit)
+        hooks = ExitStack()
+        # Its archives are written in C++, which no audit event shows.
+        writer = torch.serialization._open_zipfile_writer_file
+        hooks.callback(replaced(writer, "__init__", self._open_archive))
+        hooks.callback(setattr, self, "_is_active", False)
+        return hooks
+
+    def _open_archive(self, original: Callable[..., Any], writer: Any, name: Any, *args: Any) -> None:
+        self.add(name)
+        original(writer, name, *args)
+
+    def _audit(self, event: str, args: tuple[Any, ...]) -> None:
+        if event == "open":
+            if isinstance(args[2], int) and args[2] & _WRITES:
+                self.add(args[0])
+        elif num_paths := _CHANGES.get(event):
+            for path in args[:num_paths]:
+                self.add(path, must_exist=event in ("os.remove", "os.rmdir"), is_new=event == "os.mkdir")
+
+    def add(self, name: Any, must_exist: bool = False, is_new: bool = False) -> None:
+        """Notes a file unless it is one that any program may write; never an error of the program."""
+        with suppress(Exception):
+            if not self._is_active or isinstance(name, int) or len(self.found) >= MAX_WRITES:
+                return
+            path = os.path.abspath(os.fsdecode(name))
+            if path in self._passed or ((must_exist or is_new) and os.path.lexists(path) is is_new):
+                return
+            if len(self._passed) < 1000 * MAX_WRITES:
+                self._passed.add(path)
+            real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+            if not self._may_always(real):
+                self.found.add(real)
+
+    def _may_always(self, path: str) -> bool:
+        if path.startswith((*_ALWAYS, f"{self.run_dir}{os.sep}")) or path == self.run_dir:
+            return True
+        is_own = path.startswith(f"{self.job_dir}{os.sep}")
+        shared = self._caches if is_own else (*self._caches, self._temporary, "/tmp")
+        is_shared = any(path.startswith(f"{each}{os.sep}") for each in shared)
+        return is_shared or any(part in path for part in _MADE_AGAIN)
+
+
+@dataclass
+class Observer:
+    """Changes a rank's calls as the job says; where asked to, seeds its steps and notes what it does."""
+
+    config: ProgramConfig
+    rank: int
+    run: RunDir
+    calls: ProgramCalls = field(init=False)
+    losses: Losses = field(default_factory=Losses)
+    writes: Writes = field(init=False)
+    _num_steps: int = 0
+    _written: Observed | None = None
+
+    def __post_init__(self) -> None:
+        self.calls = ProgramCalls(self.config.calls, notes=self.config.observe)
+        self.writes = Writes(self.config.job_dir, self.config.run_dir)
+
+    def watch(self) -> ExitStack:
+        """Does so from now on; closing the returned stack ends it."""
+        hooks = ExitStack()
+        hooks.enter_context(self.calls.watch())
+        if self.config.seeds_steps:
+            hooks.enter_context(StepSeeds(self.rank, self.config.world_size).watch())
+        if self.config.observe:
+            hooks.enter_context(self.losses.watch())
+            hooks.enter_context(self.writes.watch())
+            hooks.callback(register_optimizer_step_post_hook(lambda *_: self._stepped()).remove)
+        return hooks
+
+    def _stepped(self) -> None:
+        self._num_steps += 1
+        if self._num_steps <= FIRST_STEPS:
+            self.calls.note_unused()
+
+    def write(self) -> None:
+        """Writes what is known by now, where that is new.
+
+        Raises:
+            MachineError: it can't be written.
+        """
+        if not self.config.observe:
+            return
+        known = Observed(
+            calls=tuple(self.calls.sites.values()),
+            losses=self.losses.values,
+            loss_dtype=self.losses.dtype,
+            writes=tuple(sorted(self.writes.found)),
+        )
+        if known != self._written:
+            write_json(Path(self.run.observed(self.config.launch, self.rank)), known)
+            self._written = known
