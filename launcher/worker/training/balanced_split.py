@@ -54,7 +54,7 @@ def resolve_balanced(
     """
     if all(variant.balance is None for variant in config.variants):
         return config
-    if not trainer.has_room_for_state():
+    if any(peers.maximum([float(trainer.lacks_room())])):
         raise SpecError(
             "finding a balanced split takes a copy of the model of each rank, for which the host "
             "lacks memory: state the split, as `3:1`"

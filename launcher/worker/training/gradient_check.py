@@ -143,8 +143,9 @@ def weight_errors(
     """
     alone = None
     model = trainer.strategy.unwrapped()
-    has_room = trainer.has_room_for_state(num_whole=2)  # the weights of rank 0, and those of one device
-    if rank == 0 and model is not None and has_room:
+    # Besides, the weights of rank 0, and those of one device.
+    lacks_room = int(trainer.strategy.total(trainer.lacks_room(num_whole=2))) > 0
+    if rank == 0 and model is not None and not lacks_room:
         steps = partial(trainer.one_device_weights_after, model, global_batch, NUM_STEPS)
         alone = if_it_fits(trainer, steps)
     (fits,) = trainer.strategy.share([float(alone is not None)])

@@ -220,7 +220,7 @@ class TimedRounds:
         if round_ > self.config.ablation_rounds:
             return
         chosen = [variant for variant in self.config.variants if variant in active]
-        if not self.trainer.has_room_for_state():
+        if any(self.peers.maximum([float(self.trainer.lacks_room())])):
             for variant in chosen:
                 known = self.journal.facts.get(variant.id, VariantFacts()).warnings
                 self.journal.add_facts(variant.id, warnings=tuple(dict.fromkeys((*known, NO_ROOM))))

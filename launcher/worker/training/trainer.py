@@ -250,15 +250,15 @@ class Trainer:
         own = (own_part(tensor) for tensor in (*self.model.parameters(), *self.model.buffers()))
         return sum(tensor.nbytes for tensor in (*own, *map(own_part, of_optimizer)))
 
-    def has_room_for_state(self, num_whole: int = 0) -> bool:
-        """Whether the host's memory takes what `save_state` copies on all ranks here; the same on all ranks.
+    def lacks_room(self, num_whole: int = 0) -> bool:
+        """Whether the host's memory is too small for what `save_state` copies on all ranks here.
 
         Args:
             num_whole: copies of all parameters that one of them makes besides.
         """
         needed = self.state_bytes * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         needed += num_whole * sum(parameter.nbytes for parameter in self.model.parameters())
-        return not int(self.strategy.total(needed > SHARE_OF_MEMORY * memory_bytes()[1]))
+        return needed > SHARE_OF_MEMORY * memory_bytes()[1]
 
     def restore_state(self, state: TrainerState) -> None:
         """Undoes all steps since `state` was saved."""

@@ -54,8 +54,7 @@ class FakeTrainer:
     warm_up_ms: list[float] = field(default_factory=list)
     state_bytes: int = 1 << 20
     model: Any = field(default_factory=lambda: torch.nn.Linear(1 << 9, 1 << 9, bias=False))  # as many bytes
-    strategy: Any = field(default_factory=lambda: SimpleNamespace(total=int))
-    has_room_for_state = Trainer.has_room_for_state
+    lacks_room = Trainer.lacks_room
 
     def prepare(self, variant: VariantConfig, step: int) -> FakeInput:
         self.now_ns += 500 * MS  # drawing a batch is slow, and must not be seen in any step
@@ -299,8 +298,8 @@ def test_copies_of_the_check_and_of_a_balanced_split_are_made_only_where_the_hos
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr(trainer_module, "memory_bytes", Mock(return_value=(1 << 40, available_mib << 20)))
     trainer: Any = FakeTrainer({"a": 1.0})
-    assert trainer.has_room_for_state()
-    assert trainer.has_room_for_state(num_whole=2) == has_room
+    assert not trainer.lacks_room()
+    assert trainer.lacks_room(num_whole=2) != has_room
     trainer.strategy = SimpleNamespace(unwrapped=lambda: trainer.model, share=list, total=int)
     trainer.one_device_weights_after = Mock(return_value={})
     trainer.weights_after = Mock(return_value={})
