@@ -47,8 +47,12 @@ class Bench:
         return on_gpu if self.on_gpu else rehearsed
 
     def run(self, *command: str) -> int:
-        """Runs a command in the directory of results; its exit code."""
-        return subprocess.run(command, cwd=self.out, check=False).returncode
+        """Runs a command in the directory of results; its exit code, as of a shell where there is none."""
+        try:
+            return subprocess.run(command, cwd=self.out, check=False).returncode
+        except FileNotFoundError as error:  # `nvidia-smi` in a container
+            print(error)
+            return 127
 
     def gpurun(self, *arguments: str) -> int:
         return self.run(sys.executable, "-m", "gpurun", *arguments)

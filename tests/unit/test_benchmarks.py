@@ -63,6 +63,10 @@ def test_events_that_differ_from_the_gpus_work_fail() -> None:
     assert loop.is_off("mlp", 1.95, 2.0)
 
 
+def test_a_tool_that_a_container_lacks_ends_no_check_for_a_gpu(tmp_path: Path) -> None:
+    assert gpu_checks.Bench("cuda:0", tmp_path).run("nvidia-smi-of-no-machine") == 127
+
+
 def test_checks_for_a_gpu_end_with_their_limit_and_say_what_they_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
