@@ -337,7 +337,7 @@ def _nccl_cannot_start(case: _JudgedCombination) -> str | None:
     Source: nccl/src/misc/nvmlwrap.cc, `ncclNvmlEnsureInitialized`; torch/csrc/cuda/comm.cpp,
     `_broadcast_out_impl`.
     """
-    has_several = case.strategy.has_replicas and len(case.devices) > 1
+    has_several = case.strategy.has_replicas and case.wanted.kind.trains and len(case.devices) > 1
     if case.kind.is_host or not (has_several or case.backend == case.kind.backend):
         return None
     lacks = any(note.startswith(NO_LIBRARY) for _, owner in _owners(case) for note in owner.notes)

@@ -248,6 +248,11 @@ def test_without_nvmls_library_nothing_is_planned_that_needs_nccl(
     assert plan_and_backends(text, WITHOUT_NVML)[0] == ids
 
 
+def test_without_nvmls_library_copies_between_gpus_are_planned() -> None:
+    spec = machines.unchecked("name: t\nworkload: h2d\nstrategy: dp\ndevices: [cuda:0, cuda:1]\n")
+    assert [variant.strategy for variant in build_plan(spec, WITHOUT_NVML).variants] == ["dp"]
+
+
 @pytest.mark.parametrize("machine_of", [lambda: WITHOUT_NVML, lambda: node_of(WITHOUT_NVML)])
 def test_a_job_that_needs_nccl_is_refused_without_nvmls_library(
     machine_of: Callable[[], MachineLike], wording: Wording
