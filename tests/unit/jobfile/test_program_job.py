@@ -3,7 +3,7 @@
 import re
 import sys
 import textwrap
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
@@ -21,8 +21,8 @@ from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.report.terminal.plan import render_plan
 from gpurun.launcher.run.job import Output
 from gpurun.launcher.run.running_attempt import Starter
-from gpurun.launcher.rundir.files import RunDir, append_lines
-from gpurun.launcher.rundir.records import Restart
+from gpurun.launcher.rundir.files import RunDir, append_lines, read_json
+from gpurun.launcher.rundir.records import ProgramConfig, Restart
 from tests.unit.plan.machines import FakeGpu as Gpu
 from tests.wording import Wording
 
@@ -155,6 +155,18 @@ def test_ranks_know_how_often_they_have_been_started_again(
     _, rank = starter.prepare(launch, "01-script-1~3", dict.fromkeys(launch.variants, 1))
     assert rank.env["TORCHELASTIC_RESTART_COUNT"] == "2"
     assert rank.env["TORCHELASTIC_RUN_ID"] == (run_id or f"{plan.name}-{launch.id}")
+
+
+def test_ranks_are_observed_and_seeded_where_the_plan_says_so(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "script: train.py\ndevices: cpu:1\ncalls: {compile: {}}\n")
+    run, (launch,) = RunDir(tmp_path / "run"), plan.launches
+    found = []
+    for each in (plan, replace(plan, observe=True, seeds_steps=True)):
+        starter = Starter(each, load_job(tmp_path / "job.yaml"), run, tmp_path, Machine())
+        starter.prepare(launch, launch.id, dict.fromkeys(launch.variants, 1))
+        config = read_json(run.launch_config(launch.id), ProgramConfig)
+        found.append((config.observe, config.seeds_steps, config.calls))
+    assert found == [(False, False, {"compile": {}}), (True, True, {"compile": {}})]
 
 
 def test_every_rank_sees_all_gpus_of_its_launch_by_uuid(tmp_path: Path) -> None:
