@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from gpurun.launcher.compare.build import compare_run
@@ -49,7 +50,7 @@ from gpurun.launcher.run.open import (
 )
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
 from gpurun.launcher.rundir.records import MEASURED, Observed
-from gpurun.launcher.units import format_duration
+from gpurun.launcher.units import format_duration, listed
 
 BUDGET_S = 900.0
 FIRST_STEPS = 50
@@ -58,15 +59,17 @@ LEAST_STEPS, MOST_STEPS, TIMED_S = 40, 400, 1.5
 """Steps of a later launch, as many as take so long."""
 SHARE_OF_TRIALS = 0.4
 """The share of the budget, at the most, in which remedies are tried alone."""
-MOST_TRIALS = 3
+MOST_TRIALS = 4
 """Launches of each remedy."""
 MOST_TOGETHER = 4
 """Remedies that are compared in the end: each one more takes launches of its own."""
 LAUNCHES_TO_DECIDE = 6
 SHARE_OF_FIRST = 0.6
 """The share of the time that is left, where several are compared and one may drop out."""
-TRIED_PERCENT = -1.5
-"""A remedy whose trials are less than this much faster is not tried further."""
+BETWEEN_S = 0.5
+"""From the end of a launch to the beginning of the next."""
+TRIED_PERCENT, SLOWER_PERCENT = -1.5, 3.0
+"""A remedy whose trials are less than this much faster is not tried further, and from when it is slower."""
 Set = tuple[Candidate, ...]
 
 
@@ -246,9 +249,9 @@ def improved(search: Search, start: Improvement, keep: Callable[[Improvement], I
     to_try = [row for row in rows if not row.refusal]
     if not to_try:
         return keep(replace(start, complete=True))
-    steps = steps_of_launch(first.of(0))
-    launch_s = seconds_of_launch(first, steps)
-    tried = screened(search, to_try, first, steps, launch_s)
+    shares, steps = shares_of(first.of(0)), steps_of_launch(first.of(0))
+    launch_s = seconds_of_launch(first.of(0), steps)
+    tried = Trials(search, first, shares, steps, launch_s).run(to_try)
     start = keep(replace(start, remedies=results(rows, search, tried)))
     chosen, number = best_of(to_try, tried), 1
     while chosen:
@@ -259,7 +262,7 @@ def improved(search: Search, start: Improvement, keep: Callable[[Improvement], I
             start = replace(start, notes=(*start.notes, note))
             break
         # All of them, the program as it is, and all without each.
-        chosen = chosen[: min(MOST_TOGETHER, max(1, math.floor(size) - 2))]
+        chosen = chosen[: min(MOST_TOGETHER, max(1, math.floor(SHARE_OF_FIRST * size) - 2))]
         last = compared(search, chosen, steps, number)
         verdicts = judged(chosen, last, first)
         kept = [row for row in chosen if verdicts[row.code].verdict == "kept"]
@@ -297,8 +300,8 @@ def refuse_writes(first: Stage, search: Search) -> None:
     if written:
         more = f" and {len(written) - 3} more" if len(written) > 3 else ""
         raise SpecError(
-            f"{search.spec.program} writes to {', '.join(written[:3])}{more}, where its launches would find each "
-            "other's files\n    have it write to $GPURUN_LAUNCH_DIR, which each launch has of its own: "
+            f"{search.spec.program} writes to {', '.join(written[:3])}{more}, where its launches would find "
+            "each other's files\n    have it write to $GPURUN_LAUNCH_DIR, which each launch has of its own: "
             "`{launch_dir}` in its arguments stands for it"
         )
 
@@ -317,7 +320,7 @@ def surroundings(search: Search) -> Surroundings:
 
 
 def shares_of(original: VariantResult) -> dict[Part, float]:
-    """The largest share of a traced step that a rank spends on each part, in percent; empty without a trace."""
+    """The largest share of a traced step that a rank spends on each part, in percent; empty: no trace."""
     found: dict[Part, float] = {}
     for rank in original.ranks:
         if not rank.span_ms:
@@ -356,66 +359,90 @@ def steps_of_launch(original: VariantResult) -> int:
     return min(MOST_STEPS, max(LEAST_STEPS, 10 + math.ceil(1000 * TIMED_S / step_ms)))
 
 
-def seconds_of_launch(first: Stage, steps: int) -> float:
+def seconds_of_launch(original: VariantResult, steps: int) -> float:
     """How long a later launch is expected to take."""
-    original = first.of(0)
     step_s = (original.step_ms.estimate if original.step_ms else 0.0) / 1000
-    return max(1.0, first.seconds / max(1, original.launches) + (steps - FIRST_STEPS) * step_s)
+    return max(1.0, (original.wall_s or 0.0) + BETWEEN_S + (steps - FIRST_STEPS) * step_s)
 
 
-def screened(
-    search: Search, to_try: Sequence[Candidate], first: Stage, steps: int, launch_s: float
-) -> dict[str, RemedyResult]:
-    """Each remedy alone, in few launches."""
-    affordable = math.floor(SHARE_OF_TRIALS * search.budget_s / launch_s)
-    tried = list(to_try[: max(0, affordable - 1)])
-    if not tried:
-        need = format_duration(3 * launch_s / SHARE_OF_TRIALS)
-        raise SpecError(f"the budget is too short to try anything: `--budget {need}` or more")
-    launches = max(1, min(MOST_TRIALS, affordable // (len(tried) + 1)))
-    search.say(f"2 of 3: each remedy alone, {len(tried)} in all")
-    sets: list[Set] = [(), *((row,) for row in tried)]
-    size = (f"steps={{launches: {launches}, limit: {steps}}}", "profile.steps=0", "until=fixed")
-    stage = search.stage("2-alone", sets, *size)
-    found = {
-        row.code: judged_alone(row, stage, position, first, search) for position, row in enumerate(tried, 1)
-    }
-    late = "not tried: the budget has no time for it"
-    return found | {
-        row.code: replace(result_of(row, search), verdict="not tried", why=late)
-        for row in to_try[len(tried) :]
-    }
+@dataclass(frozen=True)
+class Trials:
+    """The remedies alone, in few launches: they say what is worth comparing, and nothing else."""
+
+    search: Search
+    first: Stage
+    shares: Mapping[Part, float]
+    steps: int
+    launch_s: float
+
+    def run(self, to_try: Sequence[Candidate]) -> dict[str, RemedyResult]:
+        """Each once or, of few, several times; then the best again.
+
+        Raises:
+            SpecError: the budget has no time for it.
+        """
+        affordable = math.floor(SHARE_OF_TRIALS * self.search.budget_s / self.launch_s)
+        tried, late = list(to_try[: max(0, affordable - 1)]), to_try[max(0, affordable - 1) :]
+        if not tried:
+            need = format_duration(3 * self.launch_s / SHARE_OF_TRIALS)
+            raise SpecError(f"the budget is too short to try anything: `--budget {need}` or more")
+        self.search.say(f"2 of 3: each remedy alone, {len(tried)} in all")
+        few = len(tried) <= MOST_TOGETHER
+        launches = affordable // (len(tried) + 1) if few else 1
+        found = self.stage("2-alone", tried, launches)
+        best = best_of(tried, found)[:MOST_TOGETHER]
+        left = affordable - launches * (len(tried) + 1)
+        if best and not few and left > len(best):
+            self.search.say(f"2 of 3: the best {len(best)} of them again")
+            found |= self.stage("2-best", best, left // (len(best) + 1))
+        why = "not tried: the budget has no time for it"
+        of_late = {
+            row.code: replace(result_of(row, self.search), verdict="not tried", why=why) for row in late
+        }
+        return found | of_late
+
+    def stage(self, name: str, tried: Sequence[Candidate], launches: int) -> dict[str, RemedyResult]:
+        sets: list[Set] = [(), *((row,) for row in tried)]
+        launches = max(1, min(MOST_TRIALS, launches))
+        size = (f"steps={{launches: {launches}, limit: {self.steps}}}", "profile.steps=0", "until=fixed")
+        stage = self.search.stage(name, sets, *size)
+        return {row.code: self.judged(row, stage, position) for position, row in enumerate(tried, 1)}
+
+    def judged(self, row: Candidate, stage: Stage, position: int) -> RemedyResult:
+        """What trials say of a remedy."""
+        result, base = stage.of(position), result_of(row, self.search)
+        if result.status not in MEASURED or result.step_ms is None:
+            return replace(base, verdict="failed", why=(result.reason or result.status).splitlines()[0])
+        if row.site is not None and not applied(row, stage.observed(position)):
+            return replace(base, verdict="not tried", why=f"not tried: {row.site.name} doesn't take it")
+        percent = 100 * (result.step_ms.estimate / reference_ms(stage) - 1)
+        percent = max(percent, -self.shares.get(row.remedy.part, 100.0))
+        base = replace(base, percent=percent, why=row.remedy.cost)
+        originals = [*self.first.losses(0), *stage.losses(0)]
+        trains = sameness(originals, stage.losses(position), dtype_of(stage, position))
+        if trains in _LOSSES:
+            return replace(
+                base, verdict="different" if trains == "different" else "undecided", why=_LOSSES[trains]
+            )
+        is_slower = percent > SLOWER_PERCENT
+        verdict: RemedyVerdict = "slower" if is_slower else "same" if percent > TRIED_PERCENT else "undecided"
+        return replace(base, verdict=verdict)
 
 
-def judged_alone(row: Candidate, stage: Stage, position: int, first: Stage, search: Search) -> RemedyResult:
-    """What trials say of a remedy."""
-    result, base = stage.of(position), result_of(row, search)
-    if result.status not in MEASURED:
-        return replace(base, verdict="failed", why=(result.reason or result.status).splitlines()[0])
-    if row.site is not None and not applied(row, stage.observed(position)):
-        missing = f"{row.site.name} doesn't take it"
-        return replace(base, verdict="not tried", why=f"not tried: {missing}")
-    change = result.vs_baseline or Difference(None, None, "inconclusive")
-    base = replace(base, percent=change.percent, ci=change.ci)
-    originals = [*first.losses(0), *stage.losses(0)]
-    trains = sameness(originals, stage.losses(position), dtype_of(stage, position))
-    if trains != "bitwise" and trains != "rounding":
-        return replace(base, verdict=_of_losses(trains, row), why=_LOSSES[trains])
-    is_slower = change.verdict == "slower" or (change.percent or 0.0) > -TRIED_PERCENT
-    verdict: RemedyVerdict = "same" if change.verdict == "same" else "slower" if is_slower else "undecided"
-    return replace(base, verdict=verdict, why=row.remedy.cost)
+def reference_ms(stage: Stage) -> float:
+    """The step of the program as it is: where many are tried the median of all, as most change little.
+
+    A single launch of it may be unlike others, which would move all differences alike.
+    """
+    known = [each.step_ms.estimate for each in stage.comparison.variants if each.step_ms is not None]
+    own = stage.of(0).step_ms
+    return median(known) if len(known) > MOST_TOGETHER or own is None else own.estimate
 
 
 _LOSSES: Mapping[Sameness, str] = {
     "different": "its losses are not those of the program as it is",
     "unknown": "no loss was seen, so that it isn't known whether it trains the same",
 }
-
-
-def _of_losses(trains: Sameness, row: Candidate) -> RemedyVerdict:
-    if trains == "different":
-        return "different"
-    return "undecided"
 
 
 def applied(row: Candidate, seen: Sequence[Observed]) -> bool:
@@ -442,7 +469,7 @@ def best_of(to_try: Sequence[Candidate], tried: Mapping[str, RemedyResult]) -> l
 
 def compared(search: Search, chosen: Sequence[Candidate], steps: int, number: int) -> Stage:
     """All remedies together against the program as it is, and against themselves without each of them."""
-    search.say(f"3 of 3: {' and '.join(row.code for row in chosen)} together")
+    search.say(f"3 of 3: {listed([row.code for row in chosen])} against {search.spec.program} as it is")
     without: list[Set] = [tuple(row for row in chosen if row is not left) for left in chosen]
     sets = [tuple(chosen), (), *(without if len(chosen) > 1 else [])]
     # Where one of several drops out, the rest is compared again.

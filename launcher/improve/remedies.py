@@ -13,7 +13,7 @@ from gpurun.launcher.rundir.records import CallSite
 from gpurun.launcher.units import format_number
 
 Part = Literal["input", "transfer", "work"]
-"""The parts of a step that remedies act on: waiting for data, exposed communication, and all that computes."""
+"""The parts of a step that remedies act on: waiting for data, exposed communication, and what computes."""
 Settings = Mapping[str, Any]
 """Values of a job's settings by name: `{"calls": {"DataLoader": {"num_workers": 2}}}`."""
 LEAST_GAIN_PERCENT = 2.0
@@ -73,7 +73,7 @@ def _isnt(keyword: str, *values: str) -> Fits:
 
 
 def _reads_by_itself(given: Mapping[str, str], around: Surroundings) -> bool:
-    """Whether the ranks read data themselves; a sampler of batches or an iterable is divided by its workers."""
+    """Whether the ranks read data themselves."""
     return given.get("num_workers", "0") == "0"
 
 

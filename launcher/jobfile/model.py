@@ -153,8 +153,8 @@ class Steps(Section):
     limit: Annotated[int, whole(1, 10**9)] | None = setting(
         None, kinds=frozenset({PROGRAM}), instead="`rounds`"
     )
-    """Steps after which a program is ended on all ranks at once, without its own clean-up. By default it runs to
-    its end."""
+    """Steps after which a program is ended on all ranks at once, without its own clean-up. By default it runs
+    to its end."""
     together: Literal["auto", "always", "never"] = setting("auto", instead="")
     """Whether variants share their processes from the second launch on, where they scatter less against each
     other: those that differ in their strategy, its options, or another setting of the model, such as `seed`.

@@ -101,6 +101,8 @@ class Output:
     """Where a program's stdin comes from and its stdout goes to; `None`: with stderr to the logs."""
     as_torchrun: bool = False
     """As `Relay` has it."""
+    has_heading: bool = True
+    """Whether the plan is shown before the first launch."""
 
     def check(self, plan: Plan) -> None:
         """Refuses `--only-rank` for a rank that does not exist.
@@ -244,7 +246,8 @@ def execute(
     tracker = ProgressTracker(plan, estimate_s(plan, ready.spec) - spent, ready.run)
     earlier = find_earlier(plan.name, ready.machine.hostname)
     notes = (text for text in plan.notes if not text.startswith(UNUSED_BUDGET))  # the report has it
-    progress.say("\n".join((*headlines(plan, ready.spec, earlier), *notes)))
+    if output.has_heading:
+        progress.say("\n".join((*headlines(plan, ready.spec, earlier), *notes)))
     if ready.resumed is not None:
         progress.say(hidden(resumption_text(ready.resumed), known))
     if plan.budget_s is not None and has_ended(ready.run, plan):

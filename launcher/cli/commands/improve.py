@@ -137,7 +137,7 @@ def finished(
             invocation = given()
             name = f"{load_invocation(invocation).name}-improve"
             path = resume or out or new_directory(Path("runs") / name)
-            output = Output(quiet, only_rank)
+            output = Output(quiet, only_rank, has_heading=False)
             found, error = run_improve(
                 pools, invocation, budget_s, path, output, lambda text: click.echo(text, err=True)
             )

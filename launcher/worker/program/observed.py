@@ -149,7 +149,8 @@ class Writes:
             return True
         is_own = path.startswith(f"{self.job_dir}{os.sep}")
         shared = self._caches if is_own else (*self._caches, self._temporary, "/tmp")
-        is_shared = any(path.startswith(f"{each}{os.sep}") for each in shared)
+        # Of a file without a name, its directory is opened.
+        is_shared = any(f"{path}{os.sep}".startswith(f"{each}{os.sep}") for each in shared)
         return is_shared or any(part in path for part in _MADE_AGAIN)
 
 
