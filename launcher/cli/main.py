@@ -53,7 +53,6 @@ GROUPS: dict[str, dict[str, Entry]] = {
         "stacks": Entry("runs", "stacks", "Show what every rank of a running job is doing."),
         "capture": Entry("runs", "capture", "Take profiler traces of a running job."),
         "logs": Entry("runs", "logs", "Print what the ranks of a run have written."),
-        "metrics": Entry("report", "metrics", "Serve the live figures of a run to Prometheus."),
     },
     "This machine and help": {
         "devices": Entry("job_file", "devices", "Show this machine's GPUs and CPU."),
@@ -63,6 +62,7 @@ GROUPS: dict[str, dict[str, Entry]] = {
 }
 """Commands by the title over them in `gpurun --help`."""
 FURTHER = {
+    "metrics": Entry("report", "metrics", "Serve the live figures of a run to Prometheus."),
     "examples": Entry("job_file", "examples", "List, show or copy the examples that come with gpurun."),
     "schema": Entry("job_file", "schema", "Print the JSON Schema of job files, for editors."),
     "completion": Entry("job_file", "completion", "Print what makes bash, zsh or fish complete commands."),

@@ -25,8 +25,8 @@ DDP, LOADER, OPTIMIZER = "DistributedDataParallel", "DataLoader", "Optimizer"
 class Surroundings:
     """What remedies depend on, besides the call."""
 
-    device: str
-    """`cpu`, `cuda` or another kind."""
+    is_host: bool
+    """Whether the devices are CPUs."""
     spare_cores: int
     """Cores of the machine for each rank, its own one left out; at least 1."""
     threads: int | None
@@ -53,8 +53,8 @@ class Remedy:
     """Remedies that exclude each other; empty: none does."""
     fits: Fits = lambda given, around: True
     """Whether it would change anything, by the arguments of the call as the program writes them."""
-    kinds: tuple[str, ...] = ()
-    """Devices on which it has an effect; empty: all."""
+    on: Literal["all", "CPUs", "GPUs"] = "all"
+    """Devices on which it has an effect."""
     draws_otherwise: bool = False
     """Whether random numbers may be drawn in another order, so that losses differ though the training is the
     same."""
@@ -137,7 +137,7 @@ REMEDIES: tuple[Remedy, ...] = (
         {"pin_memory": True},
         "work",
         fits=_isnt("pin_memory", "True"),
-        kinds=("cuda",),
+        on="GPUs",
         source=_DATA,
     ),
     Remedy(
@@ -216,7 +216,7 @@ REMEDIES: tuple[Remedy, ...] = (
         "cudnn",
         {"benchmark": True},
         "work",
-        kinds=("cuda",),
+        on="GPUs",
         cost="tries algorithms for each new shape",
         source="https://docs.pytorch.org/docs/stable/backends.html#torch.backends.cudnn.benchmark",
     ),
@@ -226,7 +226,7 @@ REMEDIES: tuple[Remedy, ...] = (
         lambda around: {"OMP_NUM_THREADS": str(around.share)},
         "work",
         fits=lambda given, around: around.threads is not None and around.threads < around.share,
-        kinds=("cpu",),
+        on="CPUs",
         source="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
     ),
 )
@@ -319,8 +319,9 @@ def _site_of(remedy: Remedy, sites: Sequence[CallSite]) -> CallSite | None:
 def _refusal(
     remedy: Remedy, site: CallSite | None, around: Surroundings, shares: Mapping[Part, float]
 ) -> str:
-    if remedy.kinds and around.device not in remedy.kinds:
-        return f"not tried here: it has no effect on {around.device}"
+    here = "CPUs" if around.is_host else "GPUs"
+    if remedy.on not in ("all", here):
+        return f"not tried here: it has no effect on {here}"
     if site is not None and not site.is_users:
         own = OF_LIBRARIES.get((site.library, remedy.call))
         return f"not tried: {site.library or 'a library'} makes the call{f'; {own}' if own else ''}"

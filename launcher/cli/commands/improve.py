@@ -33,6 +33,12 @@ from gpurun.launcher.errors import SpecError
     "--resume", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="RUN",
     help="Continue a search, or apply its change.",
 )  # fmt: skip
+@click.option(
+    "--allow-other-random-numbers",
+    "allows_others",
+    is_flag=True,
+    help="Also keep what draws random numbers in another order, and trains the same otherwise.",
+)
 @click.option("--write", is_flag=True, help="Apply the change to the program's files, after asking.")
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @click.option("--force", is_flag=True, help="Also outside of a git repository.")
@@ -47,6 +53,7 @@ def improve(
     budget_s: float | None,
     out: Path | None,
     resume: Path | None,
+    allows_others: bool,
     write: bool,
     yes: bool,
     force: bool,
@@ -77,7 +84,7 @@ def improve(
     if resume is None:
         check_writable(out or Path("runs"))
     given = given_by(words, module, devices, overrides, resume)
-    found, path, error = finished(given, budget_s, out, resume, only_rank, quiet)
+    found, path, error = finished(given, budget_s, out, resume, only_rank, quiet, allows_others)
     if as_json:
         show_json({"improve": found})
     else:
@@ -119,6 +126,7 @@ def finished(
     resume: Path | None,
     only_rank: int | None,
     quiet: bool,
+    allows_others: bool,
 ) -> Any:
     """The finished search, its directory, and the error that it ends with; no process of it is left."""
     from gpurun.launcher.processes.guard import split_process
@@ -138,9 +146,11 @@ def finished(
             name = f"{load_invocation(invocation).name}-improve"
             path = resume or out or new_directory(Path("runs") / name)
             output = Output(quiet, only_rank, has_heading=False)
-            found, error = run_improve(
-                pools, invocation, budget_s, path, output, lambda text: click.echo(text, err=True)
-            )
+
+            def say(text: str) -> None:
+                click.echo(text, err=True)
+
+            found, error = run_improve(pools, invocation, budget_s, path, output, say, allows_others)
             return found, path, error
 
 

@@ -1,7 +1,7 @@
 """What `gpurun improve` prints: the answer in three lines, then the remedies."""
 
-from gpurun.launcher.improve.result import Improvement, RemedyResult
 from gpurun.launcher.report.terminal.grid import grid
+from gpurun.launcher.rundir.improvement import Improvement, RemedyResult
 from gpurun.launcher.units import (
     format_number,
     format_percent,
@@ -45,6 +45,11 @@ def answer(found: Improvement, name: str) -> list[tuple[str, str]]:
         start = " ".join(f"{key}={value}" for key, value in found.env.items())
         parts = [f"gpurun improve --resume {name} --write applies the change" if found.diff else ""]
         parts += [f"start it with {start}" if start else ""]
+        parts += [
+            f"{each.code} draws other random numbers ({time_text(each)}): --allow-other-random-numbers"
+            for each in found.remedies
+            if each.verdict == "other random numbers" and (each.percent or 0.0) < 0
+        ][:1]
         return [first, ("Why", found.why), ("Next", "; ".join(filter(None, parts)))]
     if not found.complete:
         text = f"nothing is known yet: {plural_remedies(len(tried))} tried"

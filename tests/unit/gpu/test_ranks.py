@@ -528,6 +528,9 @@ class Steps:
         self.said: list[str] = []
         self.workload = SimpleNamespace(dataset=dataset)
 
+    def set_process_state(self) -> None:
+        pass
+
     def prepare(self, variant: VariantConfig, step: int) -> Any:
         self.said.append(f"draw {step}")
         return SimpleNamespace(nbytes=0 if self.workload.dataset else 1 << 20, step=step)

@@ -14,7 +14,7 @@ from gpurun.launcher.improve.remedies import (
 )
 from gpurun.launcher.rundir.records import CallSite
 
-AROUND = Surroundings("cpu", spare_cores=1, threads=None, share=1)
+AROUND = Surroundings(is_host=True, spare_cores=1, threads=None, share=1)
 WIDE = replace(AROUND, spare_cores=6, threads=1, share=7)
 SHARES: dict[Part, float] = {"input": 40.0, "transfer": 10.0, "work": 50.0}
 
@@ -103,7 +103,7 @@ def test_a_call_of_a_library_has_its_own_option() -> None:
 
 
 def test_what_needs_a_gpu_is_not_tried_on_cpus() -> None:
-    found = [each for each in candidates([LOADER], AROUND, SHARES) if "no effect on cpu" in each.refusal]
+    found = [each for each in candidates([LOADER], AROUND, SHARES) if "no effect on CPUs" in each.refusal]
     assert [each.code for each in found] == [
         "DataLoader(pin_memory=True)",
         "torch.backends.cudnn.benchmark = True",

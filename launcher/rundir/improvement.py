@@ -7,7 +7,7 @@ from typing import Any, Literal
 from gpurun.launcher.units import Interval
 
 RemedyVerdict = Literal[
-    "kept", "same", "slower", "undecided", "failed", "other random numbers", "different", "not tried"
+    "kept", "same", "slower", "undecided", "failed", "changes numerics", "other random numbers", "not tried"
 ]
 SCHEMA = 1
 

@@ -1,0 +1,145 @@
+"""The runs of a search for improvements: each measures sets of remedies."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gpurun.launcher.compare.build import compare_run
+from gpurun.launcher.compare.model import Comparison, VariantResult
+from gpurun.launcher.errors import Interrupted, MachineError
+from gpurun.launcher.improve.remedies import (
+    Candidate,
+    merged,
+)
+from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.machine.host import Machine, software_of
+from gpurun.launcher.plan.build import build_plan
+from gpurun.launcher.plan.expand import expand
+from gpurun.launcher.plan.model import Plan, Variant
+from gpurun.launcher.processes.pool import WorkerPools
+from gpurun.launcher.run.attempts import let_run_again
+from gpurun.launcher.run.job import Output, Prepared, carry_out
+from gpurun.launcher.run.open import (
+    Invocation,
+    as_planned_for,
+    load_invocation,
+    open_run,
+    run_to_resume,
+)
+from gpurun.launcher.rundir.files import RunDir, read_json
+from gpurun.launcher.rundir.records import MEASURED, Observed
+
+Set = tuple[Candidate, ...]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One run of the search."""
+
+    run: RunDir
+    plan: Plan
+    comparison: Comparison
+    ids: Mapping[int, str]
+    """The variant of each set, by its position."""
+
+    def of(self, position: int) -> VariantResult:
+        """The result of a set."""
+        return next(each for each in self.comparison.variants if each.id == self.ids[position])
+
+    @property
+    def seconds(self) -> float:
+        return self.comparison.measured_s or 0.0
+
+    def losses(self, position: int) -> list[tuple[float | None, ...]]:
+        """Of each launch of a set, the losses of its first steps."""
+        return [each.losses for each in self.observed(position)]
+
+    def observed(self, position: int, rank: int = 0) -> list[Observed]:
+        """What a rank has done in each launch of a set that has ended well."""
+        found = []
+        for path in sorted((self.run.path / "launches").glob("*")):
+            if path.name.partition("~")[0] in self.launches(position):
+                with suppress(MachineError):
+                    found.append(read_json(self.run.observed(path.name, rank), Observed))
+        return found
+
+    def launches(self, position: int) -> set[str]:
+        return {each.id for each in self.plan.launches if self.ids[position] in each.variants}
+
+
+@dataclass
+class Search:
+    """The search on one program, in a directory that holds its runs."""
+
+    given: Invocation
+    spec: JobSpec
+    machine: Machine
+    path: Path
+    budget_s: float
+    pools: WorkerPools
+    output: Output
+    say: Callable[[str], None]
+    allows_other_random_numbers: bool = False
+    spent_s: float = 0.0
+
+    def stage(self, name: str, sets: Sequence[Set], *overrides: str, seeds_steps: bool = False) -> Stage:
+        """Measures these sets of remedies, or what is missing of that; the first one is the baseline.
+
+        Raises:
+            Interrupted: by Ctrl-C.
+            VariantError: the baseline failed.
+        """
+        lists: dict[str, list[Any]] = {}
+        settings = [merged(chosen) for chosen in sets]
+        for key in {key: None for each in settings for key in each}:
+            lists[key] = [dict(text) for text in _distinct(each.get(key, {}) for each in settings)]
+        compared = (f"compare={json.dumps(lists)}",) if lists else ()
+        given = replace(self.given, overrides=(*self.given.overrides, *overrides, *compared))
+        spec, path = load_invocation(given), self.path / name
+        before = path if (path / "plan.json").exists() else None
+        machine = as_planned_for(spec, self.machine, before)
+        ids = _ids(spec, machine, settings)
+        plan = build_plan(spec, machine, chosen=tuple(ids.values())) if lists else build_plan(spec, machine)
+        plan = replace(plan, baseline=ids[0], observe=True, seeds_steps=seeds_steps)
+        run = run_to_resume(before, plan) if before else open_run(given, spec, plan, machine, path)
+        if before and (earlier := compare_run(run)).complete:
+            self.spent_s += earlier.measured_s or 0.0
+            return Stage(run, plan, earlier, ids)
+        resumed = let_run_again(run, plan, software_of(machine), given.directory) if before else None
+        ready = Prepared(plan, spec, run, given.directory, machine, resumed=resumed)
+        self.pools.keep_only(ready.environments)
+        finished = carry_out(ready, self.pools, self.output)
+        found = Stage(run, plan, finished.comparison, ids)
+        self.spent_s += found.seconds
+        if isinstance(finished.error, Interrupted):
+            raise finished.error
+        if finished.error is not None and found.of(0).status not in MEASURED:
+            raise finished.error
+        return found
+
+    @property
+    def left_s(self) -> float:
+        return self.budget_s - self.spent_s
+
+
+def _distinct(values: Any) -> list[Any]:
+    return list({json.dumps(value, sort_keys=True): value for value in values}.values())
+
+
+def _ids(spec: JobSpec, machine: Machine, settings: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+    """The variant of each set of settings."""
+    variants = expand(spec, machine, with_own=True).variants
+    keys = {key for each in settings for key in each}
+
+    def has(variant: Variant, wanted: Mapping[str, Any]) -> bool:
+        return all(
+            dict(getattr(variant, key)) == {**getattr(spec, key), **wanted.get(key, {})} for key in keys
+        )
+
+    return {
+        position: next(variant.id for variant in variants if has(variant, wanted))
+        for position, wanted in enumerate(settings)
+    }

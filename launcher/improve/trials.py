@@ -1,0 +1,184 @@
+"""Remedies alone, in few launches: which are worth comparing."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from gpurun.launcher.errors import SpecError
+from gpurun.launcher.improve.losses import Sameness, sameness
+from gpurun.launcher.improve.remedies import (
+    Candidate,
+    Part,
+)
+from gpurun.launcher.improve.stages import Search, Set, Stage
+from gpurun.launcher.rundir.improvement import (
+    RemedyResult,
+    RemedyVerdict,
+)
+from gpurun.launcher.rundir.records import MEASURED, Observed
+
+SHARE_OF_TRIALS = 0.4
+"""The share of the budget, at the most, in which remedies are tried alone."""
+MOST_TRIALS = 4
+"""Launches of each remedy."""
+MOST_TOGETHER = 4
+"""Remedies that are compared in the end: each one more takes launches of its own."""
+NUM_SEEDED = 6
+"""Steps of launches in which every step and sample has its own seed."""
+SAME: tuple[Sameness, ...] = ("bitwise", "rounding")
+TRIED_PERCENT, SLOWER_PERCENT = -1.5, 3.0
+"""A remedy whose trials are less than this much faster is not tried further, and from when it is slower."""
+
+
+@dataclass(frozen=True)
+class Trials:
+    """The remedies alone, in few launches: they say what is worth comparing, and nothing else."""
+
+    search: Search
+    first: Stage
+    shares: Mapping[Part, float]
+    steps: int
+    launch_s: float
+
+    def run(self, to_try: Sequence[Candidate]) -> dict[str, RemedyResult]:
+        """Each once or, of few, several times; then the best again.
+
+        Raises:
+            SpecError: the budget has no time for it.
+        """
+        affordable = math.floor(SHARE_OF_TRIALS * self.search.budget_s / self.launch_s)
+        tried, late = list(to_try[: max(0, affordable - 1)]), to_try[max(0, affordable - 1) :]
+        if not tried:
+            need = budget_text(3 * self.launch_s / SHARE_OF_TRIALS)
+            raise SpecError(
+                f"the budget is too short to try anything: a launch takes {self.launch_s:.0f} s; {need}"
+            )
+        self.search.say(f"2 of 3: each remedy alone, {len(tried)} in all")
+        few = len(tried) <= MOST_TOGETHER
+        launches = affordable // (len(tried) + 1) if few else 1
+        found = self.stage("2-alone", tried, launches)
+        best = best_of(tried, found)[:MOST_TOGETHER]
+        left = affordable - launches * (len(tried) + 1)
+        if best and not few and left > len(best):
+            self.search.say(f"2 of 3: the best {len(best)} of them again")
+            found |= self.stage("2-best", best, left // (len(best) + 1))
+        found |= self.with_seeded_steps(tried, found)
+        why = "not tried: the budget has no time for it"
+        of_late = {
+            row.code: replace(result_of(row, self.search), verdict="not tried", why=why) for row in late
+        }
+        return found | of_late
+
+    def stage(self, name: str, tried: Sequence[Candidate], launches: int) -> dict[str, RemedyResult]:
+        sets: list[Set] = [(), *((row,) for row in tried)]
+        launches = max(1, min(MOST_TRIALS, launches))
+        size = (f"steps={{launches: {launches}, limit: {self.steps}}}", "profile.steps=0", "until=fixed")
+        stage = self.search.stage(name, sets, *size)
+        return {row.code: self.judged(row, stage, position) for position, row in enumerate(tried, 1)}
+
+    def with_seeded_steps(
+        self, tried: Sequence[Candidate], found: Mapping[str, RemedyResult]
+    ) -> dict[str, RemedyResult]:
+        """What has other losses only since random numbers are drawn in another order.
+
+        The same steps then have the same losses where every step and sample has its own seed.
+        """
+        rows = [
+            row
+            for row in tried
+            if found[row.code].verdict == "changes numerics" and row.remedy.draws_otherwise
+        ]
+        if not rows:
+            return {}
+        sets: list[Set] = [(), *((row,) for row in rows)]
+        size = (f"steps={{launches: 1, limit: {NUM_SEEDED}}}", "profile.steps=0", "until=fixed")
+        stage = self.search.stage("2-seeded", sets, *size, seeds_steps=True)
+        results = {}
+        for position, row in enumerate(rows, 1):
+            now = found[row.code]
+            if sameness(stage.losses(0), stage.losses(position), dtype_of(stage, position)) in SAME:
+                verdict: RemedyVerdict = "other random numbers"
+                if self.search.allows_other_random_numbers:
+                    verdict = by_time(now.percent or 0.0)
+                now = replace(now, verdict=verdict, why=OTHER_NUMBERS)
+            results[row.code] = now
+        return results
+
+    def judged(self, row: Candidate, stage: Stage, position: int) -> RemedyResult:
+        """What trials say of a remedy."""
+        result, base = stage.of(position), result_of(row, self.search)
+        if result.status not in MEASURED or result.step_ms is None:
+            return replace(base, verdict="failed", why=(result.reason or result.status).splitlines()[0])
+        if row.site is not None and not applied(row, stage.observed(position)):
+            return replace(base, verdict="not tried", why=f"not tried: {row.site.name} doesn't take it")
+        percent = 100 * (result.step_ms.estimate / reference_ms(stage) - 1)
+        percent = max(percent, -self.shares.get(row.remedy.part, 100.0))
+        base = replace(base, percent=percent, why=row.remedy.cost)
+        originals = [*self.first.losses(0), *stage.losses(0)]
+        trains = sameness(originals, stage.losses(position), dtype_of(stage, position))
+        verdict: RemedyVerdict = by_time(percent)
+        if trains == "different":
+            verdict = "changes numerics"
+        return replace(base, verdict=verdict, why=_LOSSES.get(trains, row.remedy.cost))
+
+
+def by_time(percent: float) -> RemedyVerdict:
+    """What is worth a comparison is undecided."""
+    return "slower" if percent > SLOWER_PERCENT else "same" if percent > TRIED_PERCENT else "undecided"
+
+
+def budget_text(seconds: float) -> str:
+    """The option for so much time, in whole minutes."""
+    return f"`--budget {math.ceil(seconds / 60)}m`"
+
+
+def reference_ms(stage: Stage) -> float:
+    """The step of the program as it is: where many are tried the median of all, as most change little.
+
+    A single launch of it may be unlike others, which would move all differences alike.
+    """
+    known = [each.step_ms.estimate for each in stage.comparison.variants if each.step_ms is not None]
+    own = stage.of(0).step_ms
+    return median(known) if len(known) > MOST_TOGETHER or own is None else own.estimate
+
+
+OTHER_NUMBERS = "it draws other random numbers"
+_LOSSES: Mapping[Sameness, str] = {
+    "different": "its losses are not those of the program as it is",
+    "unknown": "no loss was seen, so that it isn't known whether it trains the same",
+}
+
+
+def applied(row: Candidate, seen: Sequence[Observed]) -> bool:
+    """Whether the call got an argument of the remedy."""
+    wanted = {"compile"} if row.remedy.call == "compile" else set(row.arguments)
+    return any(wanted & set(site.applied) for each in seen for site in each.calls)
+
+
+def dtype_of(stage: Stage, position: int) -> str:
+    return next((each.loss_dtype for each in stage.observed(position) if each.loss_dtype), "float32")
+
+
+def best_of(to_try: Sequence[Candidate], tried: Mapping[str, RemedyResult]) -> list[Candidate]:
+    """The remedies that helped, the largest gain first; of those that exclude each other the best."""
+    helped = [
+        row
+        for row in to_try
+        if tried[row.code].verdict == "undecided" and (tried[row.code].percent or 0.0) <= TRIED_PERCENT
+    ]
+    helped.sort(key=lambda row: tried[row.code].percent or 0.0)
+    firsts = {row.remedy.group or row.code: row for row in reversed(helped)}
+    return [row for row in helped if firsts[row.remedy.group or row.code] is row]
+
+
+def result_of(row: Candidate, search: Search) -> RemedyResult:
+    """The row of the table before anything is known."""
+    place = ""
+    if row.site is not None:
+        file = Path(row.site.file)
+        inside = file.is_relative_to(search.given.directory)
+        place = f"{file.relative_to(search.given.directory) if inside else file}:{row.site.line}"
+    verdict: RemedyVerdict = "not tried" if row.refusal else "undecided"
+    return RemedyResult(row.code, row.remedy.call, place, verdict, why=row.refusal)
