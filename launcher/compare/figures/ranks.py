@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from gpurun.launcher.trace.model import Breakdown, RankTrace, StepBreakdown
 
 
-SCHEMA = 13
+SCHEMA = 14
 MOST_OPERATORS = 20
 """The number of operators to keep of each rank, the longest ones."""
 

@@ -294,7 +294,8 @@ def before_capture(trace: Trace, work: Launched) -> NDArray[np.bool_]:
     Streams are queues; work without a launch that follows other work has lost its launch. Of a stream that
     has no work with a launch, what begins after the first such work of other streams has: some versions of
     Kineto lack the calls that launch communication. So has what follows a long gap, as where a trace was
-    thinned out. Where no launch is recorded, nothing is known.
+    thinned out, unless its call came before all of the trace by its number. Where no launch is recorded,
+    nothing is known.
     """
     return ~work.is_known & ~_lost(trace, work.is_known) & work.is_known.any()
 
@@ -309,7 +310,9 @@ def _lost(trace: Trace, known: NDArray[np.bool_]) -> NDArray[np.bool_]:
     np.minimum.at(first, gpu.thread[known], gpu.start[known])
     busy = gpu.covered
     resumed = busy.starts[1:][busy.starts[1:] - busy.ends[:-1] >= LONG_GAP_NS]
-    begun = np.minimum(first[gpu.thread], resumed[0] if len(resumed) else np.iinfo(np.int64).max)
+    numbers = trace.launches.correlation
+    is_earlier = (gpu.correlation > 0) & (gpu.correlation < numbers[numbers > 0].min(initial=MAX_NS))
+    begun = np.minimum(first[gpu.thread], np.where(is_earlier, MAX_NS, resumed.min(initial=MAX_NS)))
     return np.asarray(~known & (gpu.start >= begun), dtype=np.bool_)
 
 

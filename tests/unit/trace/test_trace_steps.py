@@ -91,6 +91,17 @@ def test_of_thinned_traces_work_is_of_the_step_in_which_it_runs(tmp_path: Path) 
     assert [(each.span_us, each.compute_us) for each in found] == [(9000, 20), (10000, 30)]
 
 
+def test_work_of_calls_before_the_capture_is_no_steps_whatever_gaps_are_in_it(tmp_path: Path) -> None:
+    """Calls are numbered; the gap that ends with launched work is no wait for the CPU."""
+    events = [kernel("earlier", 0, 50, 7), kernel("earlier", 2000, 10, 8), step(15, 10, 100)]
+    report = analyse_paths(
+        [write(tmp_path / "t.json", [*events, launch(12, 1, 9), kernel("own", 2010, 5, 9)])]
+    )
+    (found,) = report.ranks[0].steps
+    assert (found.start_us, found.span_us, found.other_steps_us) == (2010, 5, 0)
+    assert report.ranks[0].total.idle_by_cause_us.other == 1950
+
+
 @pytest.mark.parametrize("known", [True, False], ids=["one stream's launches", "no launch"])
 def test_work_whose_launch_is_not_recorded_does_not_move_steps(tmp_path: Path, known: bool) -> None:
     """As with NCCL's launches through the driver, which older versions of Kineto don't record."""
