@@ -314,7 +314,7 @@ _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
         "Record that: `with_stack=True`, `ProfilerActivity.CPU`, every rank.",
     ),
     "gaps": (
-        f"{_SPENDS} {{case}}",
+        f"{_SPENDS} {{case}}[ in {{call}}]",
         "The device has nothing to do, or works for other steps only, for no reason that the trace names.",
         "Gaps after the launch of the work that ends them, and work of other steps.",
         "Look at the timeline: `gpurun view`.",
@@ -382,6 +382,7 @@ SPENT: Mapping[str, str] = {
     "gaps": "in gaps",
     "other_steps": "in work of other steps",
     "unread": "outside of operators",
+    "unrecorded": "waiting for the CPU",
     "transfer": "on transfers",
     "model_transfer": "on transfers",
     "blocked": "blocked",
@@ -413,6 +414,7 @@ _ON_PARTS: Mapping[str, Mapping[str, str]] = {
     "unknown": {"": "record the CPU as well (ProfilerActivity.CPU), and leave no events out"},
     "gaps": {"": "look for synchronisation and dependencies in the timeline"},
     "other_steps": {"": "look at the other streams in the timeline"},
+    "unrecorded": {"": "record the profiler's with_stack=True"},
     "unread": {"": "look at the operators: `--show operators`"},
     "transfer": {
         "": "try larger batches or gradient accumulation",

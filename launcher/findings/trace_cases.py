@@ -8,11 +8,13 @@ NOT_RECORDED: Mapping[str, str] = {
     "unread": "outside of operators; work on that device, which would show why, isn't read",
     "communication": "in communication or waiting for it; the traces lack other ranks, which would show why",
     "unknown": "in gaps; the traces lack launches, which would show why",
+    "unrecorded": "waiting for the CPU, of which mostly nothing is recorded",
     "untraced": "in communication or waiting for it",
 }
 """By the part of a step: where the time is lost, and what would show why."""
 GAPS: Mapping[str, str] = {
     "gaps": "in gaps between work already launched",
+    "waiting": "in gaps in which the CPU waits",
     "other-steps": "in work of other steps alone",
 }
 """By the part of a step: where its time goes without a reason that the trace names."""

@@ -37,6 +37,7 @@ Part = Literal[
     "other_steps",
     "unknown",
     "unread",
+    "unrecorded",
     "blocked",
     "split",
     "straggler",
@@ -59,6 +60,7 @@ PARTS: Mapping[Part, str] = {
     "other_steps": "gaps",
     "unknown": "not-recorded",
     "unread": "not-recorded",
+    "unrecorded": "not-recorded",
     "blocked": "blocked",
     "split": "waits-for-larger-batch",
     "straggler": "waits-for-slower-rank",
@@ -66,7 +68,7 @@ PARTS: Mapping[Part, str] = {
     "compute": "computes-longer",
 }
 """The kind of finding of each part of a step."""
-OF_HOST: tuple[Part, ...] = ("host", "python", "outside", "unseen", "unread")
+OF_HOST: tuple[Part, ...] = ("host", "python", "outside", "unseen", "unread", "unrecorded")
 _WAITS: tuple[Part, ...] = ("split", "straggler", "bubble")
 EVERY_RANK = "every rank"
 PINNED, OF_DEVICE = "pinned memory", "the device's own memory"
@@ -243,6 +245,7 @@ _OF_REPLAY: Mapping[Part, str] = {
     "outside": "host",
     "unseen": "host",
     "unread": "host",
+    "unrecorded": "host",
     "transfer": "transfer",
     "model_transfer": "transfer",
     "split": "rank",

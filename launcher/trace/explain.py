@@ -136,13 +136,17 @@ def trace_causes(report: TraceReport) -> list[Cause]:
         wait_groups=_groups(report, _most_waiting(report)),
     )
     once = next(rank for rank in report.ranks if rank.rank == slowest)
-    found = [_named(cause, once) if cause.part == "one_off" else cause for cause in causes(measured)]
+    found = [_named(cause, once) for cause in causes(measured)]
     return with_savings(found, report.savings, len(whole_ranks(report.ranks)))
 
 
 def _named(cause: Cause, rank: RankTrace) -> Cause:
-    """With the longest of the calls that a program makes once; and whether this may be its first step."""
+    """Gaps, and what is done once, with the call that the CPU is in; and whether this may be a first step."""
     figures = dict(cause.figures)
+    if cause.part == "gaps" and rank.blocked_in:
+        figures |= {"case": "waiting", "call": rank.blocked_in}
+    if cause.part != "one_off":
+        return replace(cause, figures=figures)
     if rank.one_off:
         first = rank.one_off[0]
         figures |= {"call": first.name, "call_ms": first.host_us / 1000, "num_calls": first.count}
@@ -211,7 +215,9 @@ def _waits_us(report: TraceReport) -> dict[int, float]:
 def _host_part(report: TraceReport) -> Part:
     """The wait of a device without work; of a CPU, traces of ours say whether its thread worked."""
     if not all(rank.device.startswith(CPU) for rank in report.ranks):
-        return "host"
+        idle = [each.idle_by_cause_us for each in explained_stretches(report)]
+        is_unknown = sum(each.unrecorded for each in idle) > MOST * sum(each.of_launches for each in idle)
+        return "unrecorded" if is_unknown else "host"
     if any(rank.device != CPU for rank in report.ranks):
         return "unread" if any(NOT_READ in rank.device for rank in report.ranks) else "unseen"
     return "python" if all(map(_is_python_known, whole_ranks(report.ranks))) else "outside"

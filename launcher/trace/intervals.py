@@ -49,6 +49,11 @@ class Intervals:
         ends = np.concatenate((inside.starts, np.array([end_ns], dtype=np.int64)))
         return _without_empty(starts, ends)
 
+    def longer_than(self, least_ns: int) -> Intervals:
+        """The intervals of this set that are longer."""
+        some = self.ends - self.starts > least_ns
+        return Intervals(self.starts[some], self.ends[some])
+
     def clip(self, start_ns: int, end_ns: int) -> Intervals:
         """The points of this set from `start_ns` to `end_ns`."""
         first = int(np.searchsorted(self.ends, start_ns, "right"))

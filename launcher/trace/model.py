@@ -200,6 +200,8 @@ class IdleCauses:
 
     host: float
     """The launching call hadn't begun: Python, operators."""
+    unrecorded: float
+    """It hadn't, and for at least 1 ms nothing is recorded of the CPU, whose stacks the trace lacks."""
     launching: float
     """The launching call was running."""
     latency: float
@@ -214,14 +216,14 @@ class IdleCauses:
     data: float
     """The training loop waited for its next batch."""
     other: float
-    """Work was launched and waited for something else."""
+    """Work was launched and waited for something else; or the CPU waited in a call, for 1 ms or more."""
     unknown: float
     """The trace doesn't have the launch of the work that came next."""
 
     @property
     def of_launches(self) -> float:
         """Nothing was launched that could have started."""
-        return self.host + self.launching + self.latency
+        return self.host + self.unrecorded + self.launching + self.latency
 
 
 @dataclass(frozen=True)
@@ -386,6 +388,8 @@ class RankTrace:
 
     Those of the steps, where the trace has any.
     """
+    blocked_in: str | None = None
+    """The call in which the CPU is for most of `idle_by_cause_us.other`."""
     facts: RankFacts | None = None
     """`None` in traces of others, and of `dp`, whose replicas share a process."""
 

@@ -29,6 +29,8 @@ from gpurun.launcher.trace.analysis.on_request.rank_tables import RankTables, ra
 from gpurun.launcher.trace.analysis.steps import (
     CAPTURE,
     COMPILE,
+    LONG_GAP_NS,
+    LONG_LAUNCH_NS,
     HostStep,
     Launched,
     OneOffWork,
@@ -111,6 +113,14 @@ class Waits:
     """Some thread is in an operator."""
     one_off: Intervals = EMPTY
     """The CPU does something once."""
+    blocking: Intervals = EMPTY
+    """A thread that launches work is in a call of that API that takes long."""
+    unrecorded: Intervals = EMPTY
+    """Nothing is recorded of the CPU."""
+
+    def blocked(self, before: Intervals) -> Intervals:
+        """The long parts of gaps before a launch in which the CPU waits in a call."""
+        return before.intersect(self.blocking).longer_than(LONG_GAP_NS)
 
 
 MAX_LATENCY_NS = 20_000
@@ -160,6 +170,8 @@ class Idle:
 
     host: int
     """The call that launches what comes next hadn't begun."""
+    unrecorded: int
+    """It hadn't, and nothing is recorded of the CPU."""
     launching: int
     """That call was running."""
     latency: int
@@ -169,7 +181,7 @@ class Idle:
     comm_wait: int
     data: int
     other: int
-    """Work was launched but had not started: it waited for other work."""
+    """Work was launched but had not started: it waited for other work. Or the CPU waited in a call."""
     unknown: int
     """The launch of the work that came next isn't known."""
 
@@ -273,17 +285,21 @@ def _causes(idle: Intervals, waits: Waits, queue: DeviceQueue | None) -> Idle:
     rest = rest.subtract(comm)
     before, during, after, lost = (idle, EMPTY, EMPTY, EMPTY) if queue is None else queue.awaited(idle)
     one_off = rest.intersect(waits.one_off).intersect(before.join(during))
-    host, launching, latency, unknown = (
-        rest.intersect(part).subtract(one_off).length_ns for part in (before, during, after, lost)
+    before = rest.intersect(before.subtract(waits.blocked(before)))
+    unseen = before.intersect(waits.unrecorded).longer_than(LONG_GAP_NS)
+    host, unrecorded, launching, latency, unknown = (
+        rest.intersect(part).subtract(one_off).length_ns
+        for part in (before.subtract(unseen), unseen, during, after, lost)
     )
     return Idle(
         host=host,
+        unrecorded=unrecorded,
         launching=launching,
         latency=latency,
         one_off=one_off.length_ns,
         comm_wait=comm.length_ns,
         data=data.length_ns,
-        other=rest.length_ns - one_off.length_ns - host - launching - latency - unknown,
+        other=rest.length_ns - one_off.length_ns - host - unrecorded - launching - latency - unknown,
         unknown=unknown,
     )
 
@@ -417,6 +433,8 @@ class Digest:
     collectives: tuple[LocalCollective, ...]
     one_off: tuple[NameTime, ...]
     """What was done once, longest first."""
+    blocked_in: str | None
+    """The call in which the CPU is for most of the idle time that no other cause has."""
     names: NameTimes
     """The names of all of the file; of the chosen steps, where steps were chosen."""
     step_names: NameTimes
@@ -502,6 +520,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
         steps=scopes,
         collectives=tuple(each for each in collectives if whole or each.step in kept),
         one_off=tuple(_one_off_times(trace, _within(once, own_steps, total.measure))),
+        blocked_in=picture.blocked_in(total.measure),
         names=names[0],
         step_names=names[-1],
         replayed=ReplayedSteps(tuple(x.number for x in own_steps), tasks) if tasks and can_replay else None,
@@ -572,6 +591,15 @@ def _one_off_times(trace: Trace, once: OneOffWork) -> list[NameTime]:
     return sorted(rows, key=lambda row: -row.host_ns)
 
 
+def _unrecorded(trace: Trace, once: OneOffWork) -> Intervals:
+    """When nothing is recorded of the CPU; never where Python's stacks would be."""
+    if trace.has_stacks:
+        return EMPTY
+    recorded = trace.ops.covered.join(trace.launches.covered).join(once.covered)
+    recorded = recorded.join(trace.union_of(HostKind.DATA)).join(trace.union_of(HostKind.COMM))
+    return recorded.gaps(-MAX_NS, MAX_NS)
+
+
 class _GpuPicture:
     """Measures windows of a trace with GPU work."""
 
@@ -579,12 +607,17 @@ class _GpuPicture:
         self.trace = trace
         self.work = work
         self.devices = RankDevices.of(trace)
+        calls, launching = trace.launches, np.unique(trace.launches.thread[work.launch[work.is_known]])
+        is_long = (calls.duration >= LONG_LAUNCH_NS) & np.isin(calls.thread, launching)
+        self.blocking = calls.where(is_long)
         self.waits = Waits(
             data=trace.union_of(HostKind.DATA),
             comm=trace.union_of(HostKind.COMM),
             runtime=trace.launches.covered,
             ops=trace.ops.covered,
             one_off=once.covered,
+            blocking=self.blocking.covered.subtract(once.covered),
+            unrecorded=_unrecorded(trace, once),
         )
         self.by_step = np.argsort(work.step, kind="stable")
         self.sorted_steps = work.step[self.by_step]
@@ -606,9 +639,19 @@ class _GpuPicture:
         """When a device waited for a launch, or for launched work to start."""
         found = EMPTY
         for busy, queue in self.everything.values():
-            for part in queue.awaited(busy.gaps(first_ns, last_ns))[:3]:
-                found = found.join(part)
+            before, during, after, _ = queue.awaited(busy.gaps(first_ns, last_ns))
+            found = found.join(before.subtract(self.waits.blocked(before))).join(during).join(after)
         return found
+
+    def blocked_in(self, whole: Measure) -> str | None:
+        """The call in which the CPU is for most of the idle time that no other cause has."""
+        idle = self.everything[self.devices.numbers[0]][0].gaps(whole.start, whole.end)
+        idle = idle.intersect(self.waits.blocking).subtract(self.waits.data)
+        for name in np.unique(self.blocking.name).tolist():
+            calls = self.blocking.where(self.blocking.name == name)
+            if 2 * calls.covered.intersect(idle).length_ns > whole.idle_by_cause.other:
+                return str(self.trace.launch_names[name])
+        return None
 
     def total(self, mask: Mask, steps: list[Step], whole: bool) -> Scope:
         chosen = np.flatnonzero(mask)
@@ -687,6 +730,9 @@ class _CpuPicture:
     def starved(self, first_ns: int, last_ns: int) -> Intervals:
         """Nothing: the host is what works."""
         return EMPTY
+
+    def blocked_in(self, whole: Measure) -> None:
+        """None: no device waits."""
 
     def total(self, mask: Mask, steps: list[Step], whole: bool) -> Scope:
         starts, ends = [step.start_ns for step in steps], [step.end_ns for step in steps]

@@ -108,9 +108,14 @@ ONE_OFF_CALLS = re.compile(
     re.VERBOSE,
 )
 """Calls of a GPU's runtime that a program makes while it starts, and seldom afterwards."""
-COMPILING = re.compile(r"(?!CUDAGraph).* \(dynamo_timed\)$")
-"""Ranges in which torch.compile works; a graph that it captures is one. Source: torch's `_dynamo/utils.py`,
-`dynamo_timed`, and `_inductor/cudagraph_trees.py`."""
+COMPILING = re.compile(
+    r"(?!CUDAGraph).* \(dynamo_timed\)$"
+    r"|(torch/_dynamo/convert_frame|.*triton/compiler/compiler)\.py\(\d+\): _?compile$"
+)
+"""Ranges, and functions of Python, in which torch.compile works; a graph that it captures is one. Source:
+torch's `_dynamo/utils.py`, `dynamo_timed`, and `_inductor/cudagraph_trees.py`."""
+COMPILED = re.compile(r"Torch-Compiled Region")
+"""Operators that run what torch.compile has made."""
 OP_CATEGORIES = frozenset({"cpu_op", "Operator", "user_annotation"})
 PYTHON_CATEGORIES = frozenset({"python_function"})
 WAIT_CATEGORIES = frozenset({"cuda_sync"})
@@ -187,7 +192,13 @@ STEP_MARK = "gpurun::step#"
 """How the marks of steps begin in traces that gpurun takes; in them, it reads no others as such."""
 _HOST_NAMES = (
     (HostKind.STEP, re.compile(rf"({STEP_MARK}|ProfilerStep#)\d{{1,15}}$")),
-    (HostKind.DATA, re.compile(r"enumerate\(DataLoader\)#.*__next__$|enumerate\(DataPipe\)#|gpurun::data$")),
+    (
+        HostKind.DATA,
+        re.compile(
+            r"enumerate\(DataLoader\)#.*__next__$|enumerate\(DataPipe\)#|gpurun::data$"
+            r"|.*\.py\(\d+\): (preprocess|collate_fn)$|torch/utils/data/_utils/fetch\.py\(\d+\): fetch$"
+        ),
+    ),
     (HostKind.COMM, re.compile(r"gloo:|ucc:|mpi:")),
     (HostKind.COMM_CALL, re.compile(r"c10d::|nccl:|record_param_comms$|_c10d_functional::wait_tensor$")),
 )
@@ -197,6 +208,8 @@ _ANNOTATIONS = re.compile(
 )
 """Operators that enclose work but aren't work: annotations in old traces, and replicas of `dp` on the CPU."""
 
+TELLING = (": preprocess", ": collate_fn", ": fetch", ": compile", ": _compile")
+"""How those functions of Python end that `host_kind` knows: looked for first, as there may be millions."""
 
 _LENGTH = re.compile(r"[1-9][0-9]{0,3}")
 
@@ -238,7 +251,7 @@ def host_kind(category: str, name: str) -> HostKind:
     for kind, pattern in _HOST_NAMES:
         if pattern.match(name):
             return kind
-    if category == "user_annotation":
+    if category == "user_annotation" or COMPILING.match(name):
         return HostKind.ANNOTATION
     return HostKind.OTHER if _ANNOTATIONS.match(name) else HostKind.OP
 

@@ -574,6 +574,8 @@ class Trace:
     """Devices that GPU work names as its own."""
     waits: tuple[GpuWait, ...]
     """The GPU's own records of waits."""
+    has_stacks: bool = False
+    """Whether it has Python's functions."""
     recorded_until: int | None = None
     """When the capture ended, where the file says so."""
     details: Details | None = None

@@ -25,6 +25,7 @@ from gpurun.launcher.trace.kineto.classify import (
     PYTHON_CATEGORIES,
     RECORDING_CATEGORIES,
     STEP_MARK,
+    TELLING,
     WAIT_CATEGORIES,
     GpuKind,
     HostKind,
@@ -148,6 +149,7 @@ class Reader:
     num_gpu: int = 0
     negative: int = 0
     timeless: int = 0
+    has_stacks: bool = False
     recorded_until: int | None = None
     details: DetailsReader | None = None
     """Takes what only some tables need."""
@@ -179,6 +181,10 @@ class Reader:
         python = _of(Role.PYTHON, spans, roles)
         modules = [event for event in python if (event.name or "").startswith(MODULE_PREFIX)]
         self._add_modules(*self._timed(modules, times))
+        self.has_stacks |= len(modules) < len(python)
+        named = [event for event in python if (event.name or "").endswith(TELLING)]
+        telling = [event for event in named if host_kind(*_NAME(event)) is not HostKind.OP]
+        self._add_ops(*self._timed(telling, times))
 
     def _with_times(self, spans: list[TraceEvent]) -> list[TraceEvent]:
         kept = [event for event in spans if event.ts is not None and event.dur is not None]
@@ -318,6 +324,7 @@ class Reader:
             streams=tuple(self.streams.spelled),
             named_devices=frozenset(str(device) for device in self.named_devices if device is not None),
             waits=tuple(self.waits),
+            has_stacks=self.has_stacks,
             recorded_until=self.recorded_until,
             details=None if self.details is None else self.details.done(),
         )

@@ -153,6 +153,48 @@ def launches_of(calls: list[tuple[float, float]], name: str = "cudaLaunchKernel"
     return [span("cuda_runtime", name, *call, correlation=i) for i, call in enumerate(calls, 1)] + works
 
 
+def called(name: str, start: float, end: float, category: str = "cuda_runtime") -> Event:
+    return span(category, name, start, end - start)
+
+
+@pytest.mark.parametrize(
+    ("launched", "calls", "said"),
+    [
+        (
+            50,
+            [called("hipMemcpyWithStream", 60, 8_990)],
+            "in which the CPU waits in hipMemcpyWithStream",
+        ),
+        (9_000, [called("cudaStreamSynchronize", 60, 8_990)], "the CPU waits in cudaStreamSynchronize"),
+        (50, [called("aten::mm", 60, 8_990, "cpu_op")], "in gaps between work already launched"),
+        (9_000, [called("aten::mm", 60, 8_990, "cpu_op")], "waiting for the CPU to launch work"),
+        (
+            9_000,
+            [],
+            "the CPU, of which mostly nothing is recorded: record the profiler's with_stack=True",
+        ),
+        (9_000, [called("a.py(1): f", 0, 9_990, "python_function")], "waiting for the CPU to launch work"),
+        (9_000, [called("hf/a.py(1): preprocess", 60, 8_990, "python_function")], "waiting for data"),
+        (
+            9_000,
+            [called("torch/_dynamo/convert_frame.py(715): _compile", 60, 8_990, "python_function")],
+            "in what is done once (torch.compile: 8.93 ms in 1 call)",
+        ),
+        (
+            9_000,
+            [called("Torch-Compiled Region: 0/0", 60, 9_010, "cpu_op")],
+            "in what is done once (torch.compile: 8.94 ms in 1 call)",
+        ),
+    ],
+)
+def test_a_gap_is_named_by_what_the_cpu_does_in_it(
+    tmp_path: Path, launched: float, calls: list[Event], said: str
+) -> None:
+    """The GPU works for 100 µs, and again from 9,010 µs on."""
+    events = [launch(0, 1, 1), kernel("k", 2, 100, 1), launch(launched, 5, 2), kernel("k", 9_010, 100, 2)]
+    assert said in analyse_paths([write(tmp_path / "t.json", [*events, *calls])]).conclusion
+
+
 @pytest.mark.parametrize("begin", [800, 1_500], ids=["before the gap", "in the gap"])
 def test_the_gpu_waits_for_a_launching_call_until_it_ends(tmp_path: Path, begin: int) -> None:
     """Whether it had begun when the GPU ran dry makes no difference; one of 1 ms or more loads a module."""
