@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 NOT_RECORDED: Mapping[str, str] = {
     "outside": "outside of operators; the traces lack Python's stacks, which would show why",
-    "unseen": "outside of operators; the traces lack the device's work, which would show why",
-    "unread": "outside of operators; work on that device, which would show why, isn't read",
+    "unseen": "outside of operators or in calls for a device, whose work the traces lack",
+    "unread": "outside of operators or in calls for a device whose work isn't read",
     "communication": "in communication or waiting for it; the traces lack other ranks, which would show why",
     "unknown": "in gaps; the traces lack launches, which would show why",
     "unrecorded": "waiting for the CPU, of which mostly nothing is recorded",

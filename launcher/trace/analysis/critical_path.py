@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from gpurun.launcher.trace.analysis.collectives.match import Collective
 from gpurun.launcher.trace.analysis.steps import HostStep, Launched
-from gpurun.launcher.trace.analysis.tables import compute_ops
-from gpurun.launcher.trace.intervals import Int64, Intervals, union
+from gpurun.launcher.trace.analysis.tables import cpu_compute
+from gpurun.launcher.trace.intervals import Int64, Intervals
 from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind, collective_kind
 from gpurun.launcher.trace.kineto.columns import GpuWait, HostRange, Timed, Trace
 from gpurun.launcher.trace.model import CriticalPath, PathPart, Saving
@@ -181,9 +181,8 @@ class _CpuBuilder:
         self.tasks = TaskList()
         self.last: dict[int, tuple[int, int]] = {}
         """When a thread's last collective ended, and in which task, by thread."""
-        ops = compute_ops(trace)
         self.data = trace.union_of(HostKind.DATA)
-        self.compute = union(trace.ops.start[ops], trace.ops.end[ops]).subtract(self.data)
+        self.compute = cpu_compute(trace)
         self.busy = self.compute.join(self.data)
         self.once = once.subtract(self.busy)
         inside = [each for each in trace.of_kind(HostKind.COMM) if window[0] <= each.start < window[1]]

@@ -51,7 +51,7 @@ from gpurun.launcher.trace.analysis.tables import (
     Mask,
     NameTime,
     Selection,
-    compute_ops,
+    cpu_compute,
     everything,
     kernel_times,
     op_times,
@@ -714,16 +714,13 @@ class _GpuPicture:
 class _CpuPicture:
     """Measures windows of a trace without GPU work.
 
-    Compute is the time covered by operators on threads that don't run collectives, except while the loop
-    waits for its batch: the DataLoader's operators are input.
+    Compute is the time covered by operators on threads that don't run collectives, except while they are in
+    calls for a device, and while the loop waits for its batch: the DataLoader's operators are input.
     """
 
     def __init__(self, trace: Trace, once: OneOffWork) -> None:
-        ops = compute_ops(trace)
-        self.trace = trace
-        data = trace.union_of(HostKind.DATA)
-        compute = union(trace.ops.start[ops], trace.ops.end[ops])
-        self.activity = DeviceActivity(compute.subtract(data), trace.union_of(HostKind.COMM), EMPTY)
+        data, comm = trace.union_of(HostKind.DATA), trace.union_of(HostKind.COMM)
+        self.activity = DeviceActivity(cpu_compute(trace), comm, EMPTY)
         calls = trace.ops.where(trace.op_kinds[trace.ops.name] == HostKind.COMM_CALL)
         self.waits = Waits(data, comm=EMPTY, runtime=EMPTY, ops=calls.covered, one_off=once.covered)
 

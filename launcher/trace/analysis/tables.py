@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurun.launcher.trace.analysis.steps import Launched
-from gpurun.launcher.trace.intervals import Int64
+from gpurun.launcher.trace.intervals import Int64, Intervals
 from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, GpuKind, HostKind, collective_kind
 from gpurun.launcher.trace.kineto.columns import Spans, Timed, Trace
 
@@ -226,6 +226,14 @@ def compute_ops(trace: Trace) -> Mask:
     ]
     comm_threads = sorted({each.thread for each in collectives})
     return np.asarray((kinds == HostKind.OP) & ~np.isin(trace.ops.thread, comm_threads), dtype=np.bool_)
+
+
+def cpu_compute(trace: Trace) -> Intervals:
+    """When operators compute: not in calls for a device, nor where they load the next batch."""
+    ops, chosen = trace.ops, compute_ops(trace)
+    calls = np.isin(ops.thread, trace.launches.thread)
+    of_callers, of_others = (ops.where(chosen & mine).covered for mine in (calls, ~calls))
+    return of_callers.subtract(trace.launches.covered).join(of_others).subtract(trace.union_of(HostKind.DATA))
 
 
 NONE = -1

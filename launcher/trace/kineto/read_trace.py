@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from gpurun.launcher.findings.finding import Finding, noticed
 from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.classify import (
+    DEVICES_NOT_READ,
     GPU_CATEGORIES,
     KINETO,
     LAUNCH_CATEGORIES,
@@ -90,7 +91,7 @@ class Role(IntEnum):
 
 
 class Roles(dict[str | None, Role]):
-    """The role of each category; of those of this file that the analysis doesn't read, none."""
+    """The role of each category; none of those of this file that the analysis doesn't read, but for calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,13 +103,14 @@ class Roles(dict[str | None, Role]):
         self.update(dict.fromkeys(RECORDING_CATEGORIES, Role.RECORDING))
 
     def __missing__(self, category: str | None) -> Role:
-        self[category] = Role.NONE
-        return Role.NONE
+        calls = category in DEVICES_NOT_READ and str(category).endswith("_runtime")
+        self[category] = role = Role.LAUNCH if calls else Role.NONE
+        return role
 
     @property
     def others(self) -> frozenset[str | None]:
-        """The categories without a role."""
-        return frozenset(category for category, role in self.items() if role is Role.NONE)
+        """The categories without a role, or of devices that the analysis doesn't know."""
+        return frozenset(each for each, role in self.items() if role is Role.NONE or each in DEVICES_NOT_READ)
 
 
 _ONLY = {role: bytes(role == code for code in range(256)) for role in Role}

@@ -344,13 +344,25 @@ def test_what_each_of_several_steps_does_is_not_done_once(tmp_path: Path) -> Non
     assert (total.idle_by_cause_us.one_off, total.idle_by_cause_us.launching) == (0, 6_000)
 
 
+@pytest.mark.parametrize(
+    ("others", "device", "compute_us"),
+    [
+        ([span("mtia_ccp_events", "k", 10, 60)], "CPU (MTIA not read)", 40),
+        ([span("mtia_runtime", "runFunction", 10, 15)], "CPU (MTIA not read)", 30),
+        ([span("cuda_runtime", "cudaLaunchKernel", 10, 15)], "CPU (GPU not recorded)", 30),
+        ([span("cuda_runtime", "cudaLaunchKernel", 10, 15, 2)], "CPU (GPU not recorded)", 40),
+    ],
+)
 def test_what_the_cpu_waits_for_on_a_device_that_the_trace_lacks_is_not_called_python(
-    tmp_path: Path, wording: Wording
+    tmp_path: Path, wording: Wording, others: list[Event], device: str, compute_us: float
 ) -> None:
+    """Nor is the time that an operator of this thread is in a call for the device called compute."""
     ops = [span("cpu_op", "aten::mm", 0, 20), span("cpu_op", "aten::mm", 80, 20)]
-    mtia = span("mtia_ccp_events", "k", 10, 60)
     (tmp_path / "t").mkdir()
-    wording(analyse_paths([write(tmp_path / "t" / "t.json", [*ops, mtia])]).conclusion)
+    report = analyse_paths([write(tmp_path / "t" / "t.json", [*ops, *others])])
+    (rank,) = report.ranks
+    assert (rank.device, rank.total.compute_us) == (device, compute_us)
+    wording(report.conclusion)
 
 
 @pytest.mark.parametrize(("memory", "advised"), [("Pageable", True), ("Pinned", False)])
