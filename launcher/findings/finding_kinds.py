@@ -279,7 +279,7 @@ _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
     "input-stall": (
         f"{_SPENDS} waiting for data",
         "The device waits for the input pipeline.",
-        "Time in which nothing computes while the loop fetches the next batch.",
+        "Time in which nothing computes while the loop fetches or preprocesses the next batch.",
         "More loader processes (`workers`, `num_workers`), or less work per sample.",
     ),
     "exposed-copies": (
@@ -291,7 +291,7 @@ _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
     "host-bound": (
         f"{_SPENDS} waiting for the CPU to launch work",
         "The device waits for Python to launch work.",
-        "Gaps before the end of the call that launches the next kernel.",
+        "Gaps before the end of the call that launches the next kernel, and up to 20 µs from there.",
         "Larger batches, `torch.compile`, or CUDA graphs.",
     ),
     "one-off-work": (
@@ -316,7 +316,7 @@ _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
     "gaps": (
         f"{_SPENDS} {{case}}[ in {{call}}]",
         "The device has nothing to do, or works for other steps only, for no reason that the trace names.",
-        "Gaps after the launch of the work that ends them, and work of other steps.",
+        "Gaps after the launch of what ends them, or in which the CPU waits in a call; work of other steps.",
         "Look at the timeline: `gpurun view`.",
     ),
     "exposed-transfer": (

@@ -58,7 +58,7 @@ _WITHOUT = {
     "copies": "the copies",
     "input": "waiting for input",
     "one-off": "what the CPU does once",
-    "host": "the CPU's time",
+    "host": "all of the CPU's time, also while the GPU works,",
     "latency": "the time until launched work starts",
     "before": "the later begin of a rank's trace",
 }

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 from gpurun.launcher.findings.finding import Finding, finding, ranked
+from gpurun.launcher.findings.trace_cases import BY_SHARES
 from gpurun.launcher.trace.causes import (
     MENTION_FROM,
     MOST,
@@ -47,8 +48,8 @@ _OF_ONE_STRETCH = frozenset({"launch_delay_us", "gpu_span_us"})
 _WITHIN_DEVICE = re.compile(r"DtoD|PtoP|Device -> Device|Memset")
 
 
-def explain(report: TraceReport) -> tuple[Finding, ...]:
-    """The traces, and the largest losses, each with the advice about it.
+def explain(report: TraceReport, unreplayed: str = "") -> tuple[Finding, ...]:
+    """The traces, and the largest losses, each with the advice about it; `unreplayed`: a case of `BY_SHARES`.
 
     Where ranks wait for another stage and also for a slow rank, both are named: they need different cures.
     """
@@ -70,7 +71,7 @@ def explain(report: TraceReport) -> tuple[Finding, ...]:
     most = max(cause.weight for cause in named)  # the first says most, though another may take more
     said = [(cause, each) for cause in named for each in _said(cause)]
     weighed = (replace(each, weight=most) if cause is first else each for cause, each in said)
-    return ranked((_traced(report), *weighed))
+    return ranked((_traced(report, basis=BY_SHARES.get(unreplayed)), *weighed))
 
 
 def _once(found: Sequence[Cause]) -> Cause | None:
@@ -88,14 +89,12 @@ def _said(cause: Cause) -> tuple[Finding, ...]:
 
 def _traced(report: TraceReport, **figures: Any) -> Finding:
     num_steps = max(len(rank.steps) for rank in report.ranks)
-    is_replayed = report.savings or figures
     return finding(
         "traced",
         num_ranks=len(report.ranks),
         devices=listed(sorted({rank.device for rank in report.ranks})),
         num_steps=num_steps if num_steps > 1 else None,
         num_alone=1 if num_steps == 1 else None,
-        basis=None if is_replayed else "causes by their shares",
         **figures,
     )
 

@@ -30,7 +30,7 @@ from gpurun.launcher.trace.analysis.critical_path import (
     join,
     savings,
 )
-from gpurun.launcher.trace.analysis.digest import Digest
+from gpurun.launcher.trace.analysis.digest import Digest, ReplayedSteps
 from gpurun.launcher.trace.analysis.discover import (
     HOW_TO_TRACE,
     Ranked,
@@ -277,23 +277,29 @@ def _report(ranked: Ranked, matched: Matched, notes: Sequence[Finding]) -> Trace
         parallelism=parallel_kinds(_whole(views), kinds),
         pipeline=pipeline(_whole(views), kinds.stages, matched.offsets),
     )
-    report = replace(report, savings=_savings(ranked, matched, report))
+    saved, unreplayed = _savings(ranked, matched, report)
+    report = replace(report, savings=saved)
     left_out = sum(each.figures["num_captures"] for each in notes if each.figures.get("case") in LEFT_OUT)
-    first, *causes = explain(report)
+    first, *causes = explain(report, unreplayed)
     first = with_figures(first, num_left_out=left_out) if left_out else first
     return replace(report, findings=(first, *causes, *notes))
 
 
-def _savings(ranked: Ranked, matched: Matched, report: TraceReport) -> tuple[Saving, ...]:
-    """By a replay of the same steps of all ranks; of a pipeline, ranks of one stage do the same."""
-    found = [(rank, digest.replayed) for rank, digest in ranked.digests if digest.replayed is not None]
+def _savings(ranked: Ranked, matched: Matched, report: TraceReport) -> tuple[tuple[Saving, ...], str]:
+    """By a replay of the same steps of all ranks, or why there is none; ranks of one stage do the same."""
     sizes = {digest.world_size for _, digest in ranked.digests} - {None}
-    is_whole = len(found) == len(ranked.digests) >= max((size or 0 for size in sizes), default=0)
-    if not is_whole or len({each.steps for _, each in found}) > 1 or not _has_times(ranked.digests):
-        return ()
+    if len(ranked.digests) < max((size or 0 for size in sizes), default=0):
+        return (), "ranks"
+    found = list[tuple[int, ReplayedSteps]]()
+    for rank, digest in ranked.digests:
+        if isinstance(digest.replayed, str):
+            return (), digest.replayed
+        found.append((rank, digest.replayed))
+    if len({each.steps for _, each in found}) > 1 or not _has_times(ranked.digests):
+        return (), "steps"
     tasks = [(rank, each.tasks) for rank, each in found]
     if sum(len(each.ends) for _, each in tasks) > MAX_TASKS:
-        return ()
+        return (), "long"
     peers = [stage.ranks for stage in report.pipeline] or [tuple(rank for rank, _ in found)]
     numbers = found[0][1].steps
     spans_us = [
@@ -302,7 +308,8 @@ def _savings(ranked: Ranked, matched: Matched, report: TraceReport) -> tuple[Sav
     ]
     groups = {kind.kind: kind.groups for kind in report.parallelism}
     graph = _graph(tasks, ranked.digests, matched)
-    return savings(graph, len(numbers), peers, groups, 1000 * max(spans_us))
+    saved = savings(graph, len(numbers), peers, groups, 1000 * max(spans_us))
+    return saved, "" if saved else "length"
 
 
 def _has_times(digests: Ranks) -> bool:

@@ -440,8 +440,8 @@ class Digest:
     step_names: NameTimes
     """The names of the work that steps launched."""
     notes: tuple[Finding, ...]
-    replayed: ReplayedSteps | None
-    """What the rank does in these steps; `None` where they are too long, or launches are lost."""
+    replayed: ReplayedSteps | str
+    """What the rank does in these steps; or why that isn't replayed, as a case of `BY_SHARES`."""
     recorded: Finding
     """The steps that the file has, for who asked for others."""
     wraps_data_parallel: bool
@@ -501,9 +501,9 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
     scopes = tuple(picture.step(all_steps[i], i) for i in kept)
     collectives = local_collectives(trace, work, host)
     own_steps = [host[i] for i in kept]
-    can_replay = _can_replay(trace, work, own_steps)
+    why = _unreplayed(trace, work, own_steps)
     tasks = None
-    if can_replay or ("critical-path" in show and (work.is_known.any() or not on_gpu)):
+    if not why or ("critical-path" in show and (work.is_known.any() or not on_gpu)):
         starved = picture.starved(*task_window(trace, own_steps))
         tasks = tasks_of(trace, work, once.covered, starved, own_steps)
     recorded = with_figures(recorded_note(host), file=str(path))
@@ -523,7 +523,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
         blocked_in=picture.blocked_in(total.measure),
         names=names[0],
         step_names=names[-1],
-        replayed=ReplayedSteps(tuple(x.number for x in own_steps), tasks) if tasks and can_replay else None,
+        replayed=ReplayedSteps(tuple(x.number for x in own_steps), tasks) if tasks and not why else why,
         notes=(*notes, *(() if whole or kept else (recorded,))),
         recorded=recorded,
         wraps_data_parallel=any(map(_DATA_PARALLEL.match, (*trace.annotation_names, *trace.op_names))),
@@ -755,13 +755,14 @@ MOST_LOST = 0.01
 """Share of the GPU's work without a launch up to which a replay has what matters."""
 
 
-def _can_replay(trace: Trace, work: Launched, steps: list[HostStep]) -> bool:
-    """Whether the tasks of the steps aren't too many, and hardly any launch is lost."""
+def _unreplayed(trace: Trace, work: Launched, steps: list[HostStep]) -> str:
+    """Whether the tasks of the steps are too many, or launches are lost."""
     first, last = task_window(trace, steps)
     num_calls = int(((trace.launches.start >= first) & (trace.launches.start < last)).sum())
     lost = ~work.is_known & ~before_capture(trace, work)
     is_long = max(num_calls, len(trace.ranges)) > MAX_CALLS or len(trace.gpu) > MAX_WORK
-    return not is_long and trace.cut is None and lost.sum() <= MOST_LOST * len(lost)
+    is_lost = trace.cut is not None or lost.sum() > MOST_LOST * len(lost)
+    return "launches" if is_lost else "long" if is_long else ""
 
 
 def _process(trace: Trace) -> str | None:
