@@ -58,7 +58,7 @@ from gpurun.launcher.trace.analysis.tables import (
     stretches,
 )
 from gpurun.launcher.trace.intervals import EMPTY, Int64, Intervals, union
-from gpurun.launcher.trace.kineto.classify import NEEDS_GPU, WORKING_CALLS, GpuKind, HostKind
+from gpurun.launcher.trace.kineto.classify import COMPILED, NEEDS_GPU, WORKING_CALLS, GpuKind, HostKind
 from gpurun.launcher.trace.kineto.columns import Timed, Trace
 from gpurun.launcher.trace.kineto.read_trace import read_trace
 from gpurun.launcher.trace.kineto.trace_file import ReadLimits
@@ -595,7 +595,8 @@ def _unrecorded(trace: Trace, once: OneOffWork) -> Intervals:
     """When nothing is recorded of the CPU; never where Python's stacks would be."""
     if trace.has_stacks:
         return EMPTY
-    recorded = trace.ops.covered.join(trace.launches.covered).join(once.covered)
+    says = np.array([not COMPILED.match(name) for name in trace.op_names], dtype=bool)[trace.ops.name]
+    recorded = trace.ops.where(says).covered.join(trace.launches.covered).join(once.covered)
     recorded = recorded.join(trace.union_of(HostKind.DATA)).join(trace.union_of(HostKind.COMM))
     return recorded.gaps(-MAX_NS, MAX_NS)
 

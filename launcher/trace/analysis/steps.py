@@ -36,7 +36,6 @@ from gpurun.launcher.findings.finding import Finding, noticed
 from gpurun.launcher.trace.intervals import Int64, Intervals, union
 from gpurun.launcher.trace.kineto.classify import (
     BEGINS_CAPTURE,
-    COMPILED,
     COMPILING,
     ENDS_CAPTURE,
     LAUNCHING_CALLS,
@@ -203,16 +202,8 @@ def one_off_work(trace: Trace, steps: list[HostStep]) -> OneOffWork:
     ranges = trace.annotations
     compiles = np.array([bool(COMPILING.match(name)) for name in trace.annotation_names], dtype=bool)
     mine = compiles[ranges.name] if len(compiles) else np.zeros(len(ranges), dtype=bool)
-    compiling = union(ranges.start[mine], ranges.end[mine]).join(_first_runs(trace))
+    compiling = union(ranges.start[mine], ranges.end[mine])
     return OneOffWork(calls.where(chosen), compiling, _capturing(trace))
-
-
-def _first_runs(trace: Trace) -> Intervals:
-    """When what was compiled runs no operator and makes no call for long: its kernels are made, or loaded."""
-    ops = trace.ops
-    is_region = np.array([bool(COMPILED.match(name)) for name in trace.op_names], dtype=bool)[ops.name]
-    others = ops.where(~is_region).covered.join(trace.launches.covered)
-    return ops.where(is_region).covered.subtract(others).longer_than(LONG_LAUNCH_NS)
 
 
 def _capturing(trace: Trace) -> Intervals:

@@ -115,7 +115,7 @@ COMPILING = re.compile(
 """Ranges, and functions of Python, in which torch.compile works; a graph that it captures is one. Source:
 torch's `_dynamo/utils.py`, `dynamo_timed`, and `_inductor/cudagraph_trees.py`."""
 COMPILED = re.compile(r"Torch-Compiled Region")
-"""Operators that run what torch.compile has made."""
+"""Operators that enclose what torch.compile has made, and say nothing of what it does."""
 OP_CATEGORIES = frozenset({"cpu_op", "Operator", "user_annotation"})
 PYTHON_CATEGORIES = frozenset({"python_function"})
 WAIT_CATEGORIES = frozenset({"cuda_sync"})

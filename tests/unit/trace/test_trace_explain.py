@@ -183,7 +183,7 @@ def called(name: str, start: float, end: float, category: str = "cuda_runtime") 
         (
             9_000,
             [called("Torch-Compiled Region: 0/0", 60, 9_010, "cpu_op")],
-            "in what is done once (torch.compile: 8.94 ms in 1 call)",
+            "the CPU, of which mostly nothing is recorded: record the profiler's with_stack=True",
         ),
     ],
 )
