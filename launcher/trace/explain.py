@@ -6,6 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from math import ceil
 from statistics import fmean
 from typing import Any, TypeVar
 
@@ -63,7 +64,8 @@ def explain(report: TraceReport, unreplayed: str = "") -> tuple[Finding, ...]:
     found = [first, *(cause for cause in found if cause is not first)]
     if found[0].weight < MENTION_FROM:
         others = 100 * max(each.share for each in found)
-        return (_traced(report, percent=_compute_percent(report), most_percent=others or None),)
+        bound = ceil(others) if others >= 1 else ceil(10 * others) / 10  # rounded down, it would be too small
+        return (_traced(report, percent=_compute_percent(report), most_percent=bound or None),)
     named = [found[0], *(cause for cause in found[1:] if cause.weight >= MENTION_NEXT_FROM)]
     if any(cause.is_wait for cause in named):
         waits = [cause for cause in found if cause.is_wait and cause.weight >= MENTION_FROM]

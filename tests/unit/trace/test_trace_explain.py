@@ -195,6 +195,13 @@ def test_a_gap_is_named_by_what_the_cpu_does_in_it(
     assert said in analyse_paths([write(tmp_path / "t.json", [*events, *calls])]).conclusion
 
 
+def test_what_no_other_cause_exceeds_is_rounded_up(tmp_path: Path) -> None:
+    """The gap takes 0.12 % of the time."""
+    events = [launch(0, 1, 1), kernel("k", 2, 1_000, 1), launch(1_000, 1, 2), kernel("k", 1_004.4, 1_000, 2)]
+    said = analyse_paths([write(tmp_path / "t.json", events)]).conclusion
+    assert "compute takes 100 % of the time, no other cause more than 0.2 %" in said
+
+
 @pytest.mark.parametrize("begin", [800, 1_500], ids=["before the gap", "in the gap"])
 def test_the_gpu_waits_for_a_launching_call_until_it_ends(tmp_path: Path, begin: int) -> None:
     """Whether it had begun when the GPU ran dry makes no difference; one of 1 ms or more loads a module."""
