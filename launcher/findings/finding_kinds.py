@@ -289,7 +289,7 @@ _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
         "Pin the memory and copy with `non_blocking=True`; else copy less, or on a stream of its own.",
     ),
     "host-bound": (
-        f"{_SPENDS} waiting for the CPU to launch work",
+        f"{_SPENDS} waiting for the CPU to launch work[, {{latency_ms}} ms of it until that starts]",
         "The device waits for Python to launch work.",
         "Gaps before the end of the call that launches the next kernel, and up to 20 µs from there.",
         "Larger batches, `torch.compile`, or CUDA graphs.",

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from gpurun.launcher.findings.finding import Finding, finding, ranked
 from gpurun.launcher.findings.trace_cases import BY_SHARES
 from gpurun.launcher.trace.causes import (
+    EVERY_RANK,
     MENTION_FROM,
     MOST,
     OF_DEVICE,
@@ -136,14 +137,20 @@ def trace_causes(report: TraceReport) -> list[Cause]:
         transfer_groups=_groups(report, _most_transfer(report)),
         wait_groups=_groups(report, _most_waiting(report)),
     )
-    once = next(rank for rank in report.ranks if rank.rank == slowest)
-    found = [_named(cause, once) for cause in causes(measured)]
+    rank, mean = next(each for each in _means(report) if each[0].rank == slowest)
+    found = [_named(cause, rank, mean) for cause in causes(measured)]
     return with_savings(found, report.savings, len(whole_ranks(report.ranks)))
 
 
-def _named(cause: Cause, rank: RankTrace) -> Cause:
-    """Gaps, and what is done once, with the call that the CPU is in; and whether this may be a first step."""
+def _named(cause: Cause, rank: RankTrace, mean: Breakdown) -> Cause:
+    """Gaps, and what is done once, with the call that the CPU is in; and whether this may be a first step.
+
+    What waits for launches, with how much of that isn't the CPU's, where that is much.
+    """
     figures = dict(cause.figures)
+    latency_us = mean.idle_by_cause_us.latency
+    if cause.part == "host" and figures["who"] != EVERY_RANK and latency_us >= MENTION_FROM * mean.span_us:
+        figures["latency_ms"] = latency_us / 1000
     if cause.part == "gaps" and rank.blocked_in:
         figures |= {"case": "waiting", "call": rank.blocked_in}
     if cause.part != "one_off":

@@ -195,6 +195,14 @@ def test_a_gap_is_named_by_what_the_cpu_does_in_it(
     assert said in analyse_paths([write(tmp_path / "t.json", [*events, *calls])]).conclusion
 
 
+def test_what_passes_until_launched_work_starts_is_said_where_it_is_much(tmp_path: Path) -> None:
+    """Of each gap of 30 µs, 15."""
+    events = [launch(40 * i, 5, i + 1) for i in range(10)]
+    events += [kernel("k", 40 * i + 20, 10, i + 1) for i in range(10)]
+    said = analyse_paths([write(tmp_path / "t.json", events)]).conclusion
+    assert "waiting for the CPU to launch work, 0.135 ms of it until that starts" in said
+
+
 def test_what_no_other_cause_exceeds_is_rounded_up(tmp_path: Path) -> None:
     """The gap takes 0.12 % of the time."""
     events = [launch(0, 1, 1), kernel("k", 2, 1_000, 1), launch(1_000, 1, 2), kernel("k", 1_004.4, 1_000, 2)]
