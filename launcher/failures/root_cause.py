@@ -111,8 +111,8 @@ _RANK_PREFIX = re.compile(r"^\[rank[0-9]+\]: ", re.MULTILINE)
 """The text that torch writes before every line of a traceback once there is a process group."""
 _GOT = re.compile(r"^    got:      (.*)", re.MULTILINE)
 """The exception or value by which a mistake in a workload was found."""
-_CAUGHT = re.compile(r"Caught (?P<type>\w+) in .+\.")
-"""How torch begins an exception of a DataLoader worker or a replica; the traceback from there follows."""
+_CAUGHT = re.compile(r"Caught (?P<type>\w+) in .+\.|-- Process \d+ terminated with the following error:")
+"""How torch begins an exception of a DataLoader worker, a replica or a spawned process."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ def first_words(message: str) -> str:
         return lines[0] if lines else ""
     own = (line for line in lines[starts[-1] + 1 :] if line and not line.startswith(" "))
     words = next(own, "").removeprefix(f"{caught['type']}: ")
-    return f"{lines[0].removesuffix('.')}: {words}" if words else lines[0]
+    return f"{lines[0].rstrip('.:')}: {words}" if words else lines[0]
 
 
 def with_crash(failure: Failure, log: str) -> Failure:

@@ -17,6 +17,7 @@ from msgspec import structs
 from gpurun.launcher.errors import TRACEBACK, MachineError
 from gpurun.launcher.machine.process_tree import (
     Leftover,
+    command_of,
     descendants,
     is_stopped,
     kill_descendants,
@@ -75,6 +76,8 @@ _LOOK_EVERY_S = 1.0
 """How often to look for processes that a signal has stopped."""
 _MOMENT_S = 1.0
 """How long a process that a program has left may take to end by itself, until that is reported."""
+_ENTRY = "gpurun.launcher.worker.entry"
+"""In the command line of ranks, and of what they fork."""
 _MOST_COMMAND = 100
 """Characters of a command line that are shown."""
 
@@ -239,19 +242,20 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
         self._settling_s = self._settling_s or now_s
         without = {*self._guard.released, *self._running.values()}  # the ranks' store still runs
         left = leftovers(server.pid, self._sessions, without) if server else []
+        own = command_of(server.pid) if server and left else ""
         if now_s - self._settling_s < _MOMENT_S:
             return not left
         if not waits:
             for each in left:
-                tell(f"{_process_text(each)}, which the program has left, is ended (`leftover: stop`)")
+                tell(f"{_process_text(each, own)}, which the program has left, is ended (`leftover: stop`)")
             return True
         for each in left:
             if each.is_detached:
-                tell(f"{_process_text(each)} goes on: it isn't a part of the rank that has started it")
+                tell(f"{_process_text(each, own)} goes on: it isn't a part of the rank that has started it")
                 self._guard.release(each.pid)
                 self._send(Release(each.pid))
             elif each.pid not in self._awaited:
-                say(f"waiting for {_process_text(each)}, which the program has left; Ctrl-C ends it")
+                say(f"waiting for {_process_text(each, own)}, which the program has left; Ctrl-C ends it")
                 self._awaited.add(each.pid)
         return all(each.is_detached for each in left)
 
@@ -286,8 +290,7 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
         self.close()
 
     def _start_server(self) -> None:
-        server = "gpurun.launcher.worker.entry.zygote"
-        argv = python_argv(server, str(self._guard.supervisor), python=self._python)
+        argv = python_argv(f"{_ENTRY}.zygote", str(self._guard.supervisor), python=self._python)
         self._server = ServingProcess(self._guard, argv, self._env, Report)
         self._send(Preload(self._preload))
 
@@ -394,8 +397,10 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
         raise MachineError(why_server_ended(last_words, is_oom))
 
 
-def _process_text(process: Leftover) -> str:
+def _process_text(process: Leftover, server: str) -> str:
     command = process.command
+    if command == server or _ENTRY in command:
+        return f"process {process.pid} (a fork of the program)"
     shown = command if len(command) <= _MOST_COMMAND else command[: _MOST_COMMAND - 1] + "…"
     return f"process {process.pid} (`{shown}`)"
 

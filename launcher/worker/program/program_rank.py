@@ -642,16 +642,15 @@ def keep_groups_alive() -> Callable[[], bool]:
 
 def note_spawned() -> Callable[[], bool]:
     """Whether `torch.multiprocessing` has started processes since, as a function to call at the end."""
-    module = importlib.import_module("torch.multiprocessing.spawn")  # a function has its name
-    original, calls = module.start_processes, list[None]()
+    context: Any = importlib.import_module("torch.multiprocessing.spawn").ProcessContext
+    original, calls = context.__init__, list[None]()
 
     @functools.wraps(original)
-    def start_processes(*args: Any, **kwargs: Any) -> Any:
+    def note(*args: Any, **kwargs: Any) -> None:  # of no traceback: it is made once they have been started
         calls.append(None)
-        return original(*args, **kwargs)
+        original(*args, **kwargs)
 
-    for each in (module, torch.multiprocessing):
-        each.start_processes = start_processes  # type: ignore[attr-defined]
+    context.__init__ = note
     return lambda: bool(calls)
 
 

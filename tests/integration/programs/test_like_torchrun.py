@@ -207,24 +207,36 @@ UPLOAD = (
     command = ["nohup", "sleep", sys.argv[2]] if sys.argv[1] == "nohup" else ["sleep", sys.argv[2]]
     if sys.argv[1] == "shell":
         command = ["sh", "-c", f"sleep {sys.argv[2]}; true"]
+    if sys.argv[1] == "daemon":
+        if os.fork() == 0:
+            os.setsid()
+            if (pid := os.fork()) == 0:
+                time.sleep(100)
+            open("pid", "w").write(str(pid))
+            os._exit(0)
+        os.wait()
+        sys.exit()
     child = subprocess.Popen(command, **how)
     open("pid", "w").write(str(child.pid))
 """
 )
 
 
-@pytest.mark.parametrize("how", ["detached", "nohup"])
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [("detached", "`sleep 100`"), ("nohup", "`sleep 100`"), ("daemon", "a fork of the program")],
+)
 def test_a_process_that_has_left_its_rank_goes_on_after_the_end(
-    tmp_path: Path, how: str, all_gone: Callable[[list[int]], list[int]]
+    tmp_path: Path, how: str, what: str, all_gone: Callable[[list[int]], list[int]]
 ) -> None:
     write(tmp_path, "train.py", UPLOAD)
     result = gpurun(tmp_path, "run", "train.py", *ONE, "--", how, "100").ended(0)
     pid = int((tmp_path / "pid").read_text())
     try:
         assert is_alive(pid)
-        assert f"process {pid} (`sleep 100`) goes on" in result.err
+        assert f"process {pid} ({what}) goes on" in result.err
         report = gpurun(tmp_path, "report", "run", "--details").ended(0).out
-        assert f"Process {pid} (`sleep 100`) goes on" in " ".join(report.split())
+        assert f"Process {pid} ({what}) goes on" in " ".join(report.split())
     finally:
         os.kill(pid, signal.SIGKILL)
     assert all_gone([pid]) == []
@@ -332,6 +344,55 @@ def test_ranks_that_do_not_end_in_time_are_killed_and_named(tmp_path: Path) -> N
     assert said in err
     assert said[1:] in " ".join(gpurun(tmp_path, "report", "run", "--details").out.split())
     assert {path.name for path in tmp_path.glob("asked*")} == {"asked0", "asked1"}
+
+
+RAISES = (
+    STEPS
+    + """
+    import tempfile
+    from torch.multiprocessing import spawn
+
+    def work(index):
+        raise ValueError("bad shard")
+
+    if __name__ == "__main__":
+        tempfile.tempdir = os.getcwd()  # torch leaves a file there
+        print(os.environ["ROLE_NAME"], os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"])
+        spawn(work)
+"""
+)
+
+
+def test_what_a_spawned_process_raises_is_said_without_a_line_of_ours(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", RAISES)
+    line = ("torchrun", "--role", "rank", "--tee", "3", "--nproc-per-node", "1", "train.py")
+    result = gpurun(tmp_path, "--devices", "cpu:1", "--out", "run", *line).ended(1)
+    said = "-- Process 0 terminated with the following error: ValueError: bad shard"
+    assert f"rank 0 raised ProcessRaisedException: {said}" in " ".join(result.err.split())
+    assert result.out == "rank SIGTERM,SIGINT,SIGHUP,SIGQUIT\n"
+    assert "/program_rank.py" not in log(tmp_path)
+
+
+TOLD = (
+    STEPS
+    + """
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, lambda number, _: sys.exit(open(signal.Signals(number).name, "w").close()))
+    open("ready0", "w").close()
+    open("ready1", "w").close()
+    trained(100000, 0.01)
+"""
+)
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
+def test_a_program_gets_the_signal_that_the_command_gets(tmp_path: Path, number: signal.Signals) -> None:
+    write(tmp_path, "train.py", TOLD)
+    with training(tmp_path, *ONE) as process:
+        process.send_signal(number)
+        process.communicate()
+    assert process.returncode == 130
+    assert (tmp_path / number.name).exists()
 
 
 TOGETHER = (

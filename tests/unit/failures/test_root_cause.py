@@ -263,6 +263,17 @@ def test_what_a_dataloaders_worker_raised_is_the_reason(raised: str, words: str)
     assert failure.headline == f"rank 1 raised ValueError: {caught.removesuffix('.')}: {words}"
 
 
+def test_what_a_spawned_process_raised_is_the_reason() -> None:
+    """torch's own begins with empty lines, and has no type."""
+    spawned = "-- Process 1 terminated with the following error:"
+    trace = (
+        'Traceback (most recent call last):\n  File "train.py", line 4, in work\n    raise ValueError("x")\n'
+    )
+    passed_on = replace(record(1, 4.9), message=f"\n\n{spawned}\n{trace}ValueError: bad shard\n")
+    failure = root_cause([ended(1, 1, 5.0)], [passed_on], None)
+    assert failure.headline == f"rank 1 raised ValueError: {spawned} ValueError: bad shard"
+
+
 def test_a_value_that_a_built_in_workload_refuses_is_a_mistake_in_the_job(
     files: Any, wording: Wording
 ) -> None:
