@@ -37,20 +37,20 @@ TRANSLATED = {
     "run_path": "as without it",
     "no_python": "a module that becomes the command, whose steps can't be seen",
     "redirects": "`3`: `--quiet`",
-    "tee": "`3`: output is shown and kept, as always",
+    "tee": "output is shown and kept, as always",
+    "role": "ROLE_NAME",
+    "local_addr": "`--interface`",
     "local_ranks_filter": "of one rank: `--only-rank`",
-    "signals_to_handle": "those that are handled always, and SIGUSR1",
+    "signals_to_handle": "TORCHELASTIC_SIGNALS_TO_HANDLE; those are handled always, and SIGUSR1",
     "training_script": "`script`",
     "training_script_args": "`args`",
 }
 """Options with another name here, or with other values."""
 REFUSED = {
     "event_log_handler": "events are in the run directory, as events.jsonl",
-    "role": "all ranks have the role `default`",
     "logs_specs": "logs are in the run directory, and `logs` in a job says how much is kept",
     "duplicate_stdout_filters": "`gpurun logs RUN` prints all lines, for grep",
     "duplicate_stderr_filters": "`gpurun logs RUN` prints all lines, for grep",
-    "local_addr": "write `gpurun --interface NAME torchrun …`",
     "virtual_local_rank": "each rank has its own LOCAL_RANK and sees all GPUs",
 }
 """Options that are refused unless they have their default, and what to do instead."""
@@ -66,6 +66,12 @@ DEFAULTS = {
     "max_restarts": "0",
     "signals_to_handle": "",
 }
+VARIABLES = {
+    "rdzv_id": "TORCHELASTIC_RUN_ID",
+    "role": "ROLE_NAME",
+    "signals_to_handle": "TORCHELASTIC_SIGNALS_TO_HANDLE",
+}
+"""Of ranks, by the option that they have the value of."""
 _CHOICES = {"start_method": ("spawn", "fork", "forkserver")}
 _FLAGS = frozenset({"standalone", "module", "no_python", "run_path", "virtual_local_rank"})
 _SHORT = {"module": "-m", "redirects": "-r", "tee": "-t"}
@@ -91,6 +97,8 @@ class TorchrunLine:
     node_rank: int | None
     rendezvous: str | None
     """HOST:PORT of node 0."""
+    interface: str | None
+    """Or an address of it."""
     is_host: bool
     """Whether this is node 0 by `--rdzv-conf`."""
     join_timeout_s: float | None
@@ -170,20 +178,23 @@ def _line(given: Mapping[str, Any]) -> TorchrunLine:
         nodes=nodes,
         node_rank=None if rank is None or nodes == 1 else _number("node_rank", rank),
         rendezvous=endpoint,
+        interface=given["local_addr"] if nodes > 1 else None,
         is_host=conf.get("is_host", "").lower() in ("1", "true", "t", "yes", "y"),
         join_timeout_s=float(conf["join_timeout"]) if "join_timeout" in conf else None,
         overrides=_overrides(given, nodes),
-        quiet=_is_for_all("redirects", given["redirects"]),
+        quiet=_hides_all(given["redirects"]) and given["tee"] == "0",
         only_rank=_one_rank(given["local_ranks_filter"] or ""),
         log_dir=given["log_dir"],
     )
 
 
 def _overrides(given: Mapping[str, Any], nodes: int) -> tuple[str, ...]:
-    _is_for_all("tee", given["tee"])
     found = ["steps.launches=1"]
-    if given["rdzv_id"] is not None:
-        found.append(f"env.TORCHELASTIC_RUN_ID={json.dumps(given['rdzv_id'])}")
+    found += [
+        f"env.{name}={json.dumps(value)}"
+        for option, name in VARIABLES.items()
+        if (value := given[option]) is not None and value != DEFAULTS.get(option)
+    ]
     if restarts := _number("max_restarts", given["max_restarts"]):
         found.append(f"restarts={restarts}")
     if given["shutdown_timeout"] is not None:
@@ -227,10 +238,10 @@ def _conf(text: str) -> dict[str, str]:
     return conf
 
 
-def _is_for_all(name: str, text: str) -> bool:
-    """Whether it is `3`, and not `0`, which is for no rank."""
+def _hides_all(text: str) -> bool:
+    """Whether redirects are `3`, and not `0`, which are none."""
     if text not in ("0", "3"):
-        raise _refused(name, text, "`--only-rank N` shows one rank, `--quiet` none; logs keep all")
+        raise _refused("redirects", text, "`--only-rank N` shows one rank, `--quiet` none; logs keep all")
     return text == "3"
 
 

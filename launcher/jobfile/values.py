@@ -554,7 +554,7 @@ CUDNN_FLAGS = ("benchmark", "deterministic")
 OWN_VARIABLES = frozenset(
     {
         *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
-        *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GPURUN_LAUNCH_DIR"),
+        *("ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GPURUN_LAUNCH_DIR"),
         *(kind.visible_variable for kind in gpu_kinds() if kind.visible_variable is not None),
     }
 )

@@ -31,7 +31,7 @@ def find_address(host: str, port: int, interface: str | None, environ: Mapping[s
     """This node's address and interface: those that reach the rendezvous host, unless one is chosen.
 
     Args:
-        interface: the chosen one; else that of GLOO_SOCKET_IFNAME in `environ`.
+        interface: the chosen one, or its address; else that of GLOO_SOCKET_IFNAME in `environ`.
 
     Raises:
         UnknownHost: the host name doesn't resolve.
@@ -42,6 +42,7 @@ def find_address(host: str, port: int, interface: str | None, environ: Mapping[s
     chosen = interface or environ.get(CPU.interface_variable)
     known = interfaces()
     if chosen:
+        chosen = next((name for name, addresses in known.items() if chosen in addresses), chosen)
         if chosen not in known:
             raise SpecError(
                 f"{platform.node()} has no network interface {chosen!r}; it has {', '.join(sorted(known))}"

@@ -385,6 +385,7 @@ def _program_processes(
     found = places([node_of_device(device) for device in variant.devices])
     shared = {
         place.node: {
+            **_ELASTIC_ENV,
             **_interface_env(machines[place.node]),
             **variant.env,
             **_node_env(variant, place, machines[place.node]),
@@ -408,6 +409,13 @@ def _program_processes(
         )
         for place, device in zip(found, variant.devices, strict=True)
     )
+
+
+_ELASTIC_ENV = {
+    "ROLE_NAME": "default",
+    "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+}
+"""Variables of ranks that options of `torchrun` change."""
 
 
 def _store_address(first: MachineLike) -> str:
@@ -445,7 +453,6 @@ def _shared_env(place: RankPlace, num_nodes: int, address: str) -> Mapping[str, 
         "LOCAL_WORLD_SIZE": str(place.local_world_size),
         "GROUP_RANK": str(place.node),
         "GROUP_WORLD_SIZE": str(num_nodes),
-        "ROLE_NAME": "default",
         "ROLE_WORLD_SIZE": str(place.world_size),
         "MASTER_ADDR": address,
         "TORCHELASTIC_RESTART_COUNT": "0",  # of the first attempt

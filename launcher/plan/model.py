@@ -23,6 +23,8 @@ from gpurun.launcher.units import format_count, refuse_no_time
 
 Cpus = tuple[int, ...]
 """Hardware threads."""
+_ELASTIC = ("TORCHELASTIC_", "ROLE_NAME")
+"""How the names of variables begin that no import reads."""
 
 
 @dataclass(frozen=True)
@@ -452,9 +454,10 @@ class Plan:
         return self.gate.side(self.variant(variant_id).side) if self.gate else None
 
     def environment(self, variant_id: str) -> tuple[Mapping[str, str], str]:
-        """Variables and the interpreter of its ranks."""
-        side = self.side_of(variant_id)
-        return self.variant(variant_id).env, side.python if side else ""
+        """Variables and the interpreter of its ranks' server; those for elastic aren't read at an import."""
+        side, env = self.side_of(variant_id), self.variant(variant_id).env
+        read = {name: value for name, value in env.items() if not name.startswith(_ELASTIC)}
+        return read, side.python if side else ""
 
     @property
     def address(self) -> str:

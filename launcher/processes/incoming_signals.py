@@ -13,7 +13,7 @@ from gpurun.launcher.errors import CTRL_C, Interrupted
 
 BURST_S = 0.5
 """A terminal repeats a key that is held down some 30 times per second."""
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 @contextlib.contextmanager

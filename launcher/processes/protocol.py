@@ -29,10 +29,6 @@ PROGRAM_ENTRY = "gpurun.launcher.worker.program.program_rank:main"
 
 TERMINATE: tuple[int, ...] = (signal.SIGTERM,)
 """What ranks get so that they end; SIGKILL follows."""
-INTERRUPT: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM)
-"""Likewise after Ctrl-C, if they run a program."""
-HANG_UP: tuple[int, ...] = (signal.SIGHUP, signal.SIGTERM)
-"""Likewise after the terminal was closed."""
 
 
 @dataclass(frozen=True)

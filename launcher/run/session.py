@@ -1,6 +1,7 @@
 """Executes a plan: one launch after the other, each attempted until nothing of it is missing."""
 
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.machine.process_tree import becomes_quiet
 from gpurun.launcher.plan.model import Launch
 from gpurun.launcher.processes.pool import Pools, RankPool
-from gpurun.launcher.processes.protocol import HANG_UP, INTERRUPT, TERMINATE, Exit
+from gpurun.launcher.processes.protocol import TERMINATE, Exit
 from gpurun.launcher.run.attempts import (
     Ended,
     Remaining,
@@ -285,9 +286,9 @@ class Session:
         if isinstance(error, Interrupted):
             may_save = self.starter.spec.kind.runs_program
             self.reporter.say(stopping_text(error, self.starter.spec.grace_limit_s, may_save))
-            signals = (
-                {CTRL_C: INTERRUPT, "SIGHUP": HANG_UP}.get(error.cause, TERMINATE) if may_save else TERMINATE
-            )
+            if may_save:  # first what the command got
+                number = signal.SIGINT if error.cause == CTRL_C else signal.Signals[error.cause]
+                signals = tuple(dict.fromkeys((number, *TERMINATE)))
         if self.attempt is not None:
             self.attempt.stop(shows_output=is_interrupted, signals=signals)
             self.note_killed(self.ranks.poll(0))

@@ -380,6 +380,7 @@ def from_line(line: "TorchrunLine", given: dict[str, Any]) -> dict[str, Any]:
     found = {
         "node_rank": 0 if line.is_host and line.node_rank is None else line.node_rank,
         "rendezvous": line.rendezvous,
+        "interface": line.interface,
         "join_timeout_s": line.join_timeout_s,
         "only_rank": line.only_rank,
         "quiet": line.quiet,

@@ -216,7 +216,7 @@ def main() -> NoReturn:
         os._exit(code)
 
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals for a program's process group, as torchrun sends them: a rank leads one, once it has begun."""
 FLIGHT_RECORDER_ENTRIES = "2000"
 """Collectives that torch remembers per rank, as torch 2.13 does by default; 1 MB as JSON."""

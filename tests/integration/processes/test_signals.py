@@ -56,7 +56,7 @@ def pids(front: subprocess.Popen[str], tmp_path: Path) -> list[int]:
     return pids
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_a_signal_ends_everything_in_order(
     pids: list[int], front: subprocess.Popen[str], all_gone: AllGone, number: int
 ) -> None:
