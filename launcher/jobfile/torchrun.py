@@ -25,7 +25,7 @@ TRANSLATED = {
     "nproc_per_node": "`devices`",
     "node_rank": "`--node-rank`",
     "master_addr": "`--rendezvous`",
-    "master_port": "`master_port`; of several nodes, `--rendezvous`",
+    "master_port": "`master_port`; several nodes meet at the port 1000 above",
     "rdzv_endpoint": "`--rendezvous`",
     "rdzv_id": "TORCHELASTIC_RUN_ID; nodes find each other by the address",
     "rdzv_backend": "`static` and `c10d`: nodes meet at node 0",
@@ -80,8 +80,10 @@ _NO_EFFECT = frozenset(
     {"timeout", "read_timeout", "last_call_timeout", "close_timeout", "store_type", "use_libuv"}
 )
 """Keys of `--rdzv-conf` for which there is nothing to do."""
-_PORT = 29400
-"""torchrun's own is 29500 with `static`, and 29400 with `c10d`."""
+_PORT = 29500
+"""Of the ranks' store with `static`."""
+_APART = 1000
+"""How far from there the nodes meet."""
 
 
 @dataclass(frozen=True)
@@ -168,8 +170,13 @@ def _line(given: Mapping[str, Any]) -> TorchrunLine:
     if is_command:
         script, args = BECOMES_COMMAND, (script, *args)
     rank, endpoint = given["node_rank"], None
+    port = _store_port(given, nodes)
     if nodes > 1:
-        endpoint = given["rdzv_endpoint"] or _endpoint(given["master_addr"], given["master_port"])
+        host = given["master_addr"] or ""
+        endpoint = given["rdzv_endpoint"] or host or None
+        if endpoint and port:
+            host = endpoint.rpartition(":")[0] if given["rdzv_endpoint"] else host
+            endpoint = f"{host}:{port + (_APART if port + _APART < 1 << 16 else -_APART)}"
     return TorchrunLine(
         script=None if given["module"] or is_command else script,
         module=script if given["module"] or is_command else None,
@@ -181,14 +188,14 @@ def _line(given: Mapping[str, Any]) -> TorchrunLine:
         interface=given["local_addr"] if nodes > 1 else None,
         is_host=conf.get("is_host", "").lower() in ("1", "true", "t", "yes", "y"),
         join_timeout_s=float(conf["join_timeout"]) if "join_timeout" in conf else None,
-        overrides=_overrides(given, nodes),
+        overrides=_overrides(given, nodes, port),
         quiet=_hides_all(given["redirects"]) and given["tee"] == "0",
         only_rank=_one_rank(given["local_ranks_filter"] or ""),
         log_dir=given["log_dir"],
     )
 
 
-def _overrides(given: Mapping[str, Any], nodes: int) -> tuple[str, ...]:
+def _overrides(given: Mapping[str, Any], nodes: int, port: int | None) -> tuple[str, ...]:
     found = ["steps.launches=1"]
     found += [
         f"env.{name}={json.dumps(value)}"
@@ -205,12 +212,19 @@ def _overrides(given: Mapping[str, Any], nodes: int) -> tuple[str, ...]:
                 "numa_binding", given["numa_binding"], "`--set bind=cores` gives each rank its own"
             )
         found.append("bind=numa")
-    port = given["master_port"] or (given["rdzv_endpoint"] or "").rpartition(":")[2]
     if nodes > 1:
         found.append(f"nodes={nodes}")
-    elif given["rdzv_backend"] == "static" and port and not given["standalone"]:
-        found.append(f"master_port={_number('master_port', port)}")
+    if port:
+        found.append(f"master_port={port}")
     return tuple(found)
+
+
+def _store_port(given: Mapping[str, Any], nodes: int) -> int | None:
+    """The port of the ranks' store; `None`: any."""
+    if given["rdzv_backend"] != "static" or given["standalone"]:
+        return None
+    said = (given["rdzv_endpoint"] or "").rpartition(":")[2] or given["master_port"]
+    return _number("master_port", said) if said else _PORT if nodes > 1 else None
 
 
 def _num_nodes(text: str) -> int:
@@ -224,10 +238,6 @@ def _number(name: str, text: str) -> int:
     if not str(text).isdecimal():
         raise SpecError(f"torchrun: --{name.replace('_', '-')} {text} is not a whole number")
     return int(text)
-
-
-def _endpoint(address: str | None, port: str | None) -> str | None:
-    return None if address is None else f"{address}:{port or _PORT}"
 
 
 def _conf(text: str) -> dict[str, str]:

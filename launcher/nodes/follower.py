@@ -93,6 +93,8 @@ class Follower:
     say: Callable[[str], None]
     relay: Relay | None = None
     """Shows the output of this node's ranks; `None`: it is not shown."""
+    streams: Callable[[int], Mapping[str, str]] = lambda _: {}
+    """The fields of a program's rank's request that are this node's own."""
     attempt: int = 0
     name: str = ""
     ranks: frozenset[int] = frozenset()
@@ -174,6 +176,7 @@ class Follower:
         places = self.places
         return msgspec.structs.replace(
             request,
+            **(self.streams(request.rank) if entry == PROGRAM_ENTRY else {}),
             entry=entry,
             args=tuple(places.translate(text, self.name) for text in request.args),
             log=places.translate(request.log, self.name),

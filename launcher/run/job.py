@@ -270,9 +270,7 @@ def execute(
             tensorboard_writer()
 
     session = Session(
-        starter=replace(
-            ready, software=software_of(ready.machine), streams=None if plan.nodes else output.streams
-        ),
+        starter=replace(ready, software=software_of(ready.machine), streams=output.streams),
         pools=pools,
         on_event=on_event,
         reporter=Reporter(ready.run, say, hide),

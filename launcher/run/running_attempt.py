@@ -64,6 +64,10 @@ class Streams:
     only_rank: int | None = None
     """The one that writes there; `None`: all do."""
 
+    def of(self, rank: int) -> dict[str, str]:
+        """The fields of a rank's `StartRequest`."""
+        return {"stdin": self.stdin, "stdout": self.stdout if self.only_rank in (None, rank) else ""}
+
 
 @dataclass(frozen=True)
 class Starter:
@@ -216,8 +220,7 @@ class Starter:
                 control=str(self.run.control(name).resolve()),
                 cpus=process.cpus,
                 moved=self.moved(launch),
-                stdin=streams.stdin if streams else "",
-                stdout=streams.stdout if streams and streams.only_rank in (None, process.rank) else "",
+                **(streams.of(process.rank) if streams and process.node == 0 else {}),
             )
             for process in launch.processes
         )

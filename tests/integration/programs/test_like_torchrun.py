@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -570,6 +570,36 @@ def test_the_port_of_a_line_is_that_of_the_store(tmp_path: Path) -> None:
         taken = str(server.getsockname()[1])
         said = gpurun(tmp_path, "torchrun", "--master-port", taken, "train.py", taken).ended(1).err
     assert f"master_port {taken} can't be used on 127.0.0.1: Address already in use" in said
+
+
+def test_lines_of_two_nodes_have_the_port_that_they_say_and_print_what_their_ranks_do(tmp_path: Path) -> None:
+    program = """
+    import os, sys
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    dist.barrier()
+    print(os.environ["RANK"], os.environ["MASTER_PORT"], sys.stdin.read(), end="", flush=True)
+    dist.destroy_process_group()
+    """
+    write(tmp_path, "train.py", program)
+    port = str(free_port())
+    line = ("torchrun", "--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1")
+    said = []
+    with ExitStack() as started:
+        nodes = []
+        for node in range(2):
+            own = ("--out", f"run{node}", "--devices", "cpu:1", *line, "--master-port", port)
+            argv = ("gpurun", *own, "--node-rank", str(node), "train.py")
+            given = started.enter_context(write(tmp_path, f"given{node}", f"given to {node}\n").open())
+            pipe = subprocess.PIPE
+            process = forkserver.start(*argv, cwd=tmp_path, stdin=given, stdout=pipe, stderr=pipe)
+            nodes.append(started.enter_context(process))
+        for process in nodes:
+            out, err = process.communicate()
+            assert process.returncode == 0, err
+            said.append(out)
+    assert said == [f"{node} {port} given to {node}\n" for node in range(2)]
 
 
 def test_a_line_that_fails_ends_with_torchruns_exit_code(tmp_path: Path) -> None:

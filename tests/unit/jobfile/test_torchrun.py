@@ -22,10 +22,25 @@ def test_each_option_of_torchs_own_parser_is_in_one_of_the_three_tables() -> Non
         ("--nproc-per-node 2 -m package.train", "module", "package.train"),
         ("--nproc_p 2 train.py", "num_processes", "2"),
         ("--standalone train.py", "nodes", 1),
-        ("--nnodes 2:2 --node-rank 1 --master-addr a --master-port 7 t.py", "rendezvous", "a:7"),
+        ("--nnodes 2:2 --node-rank 1 --master-addr a --master-port 7 t.py", "rendezvous", "a:1007"),
+        ("--nnodes 2 --node-rank 1 --rdzv-endpoint a:65000 t.py", "rendezvous", "a:64000"),
+        (
+            "--nnodes 2 --node-rank 1 --master-addr a t.py",
+            "overrides",
+            ("steps.launches=1", "nodes=2", "master_port=29500"),
+        ),
+        ("--nnodes=2 --rdzv-backend=c10d t.py", "overrides", ("steps.launches=1", "nodes=2")),
         ("--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=b:9 t.py", "rendezvous", "b:9"),
-        ("--nnodes=2 --rdzv-endpoint=b:9 --rdzv-conf is_host=1,join_timeout=60 t.py", "is_host", True),
-        ("--nnodes=2 --rdzv-endpoint=b:9 --rdzv-conf is_host=1,join_timeout=60 t.py", "join_timeout_s", 60.0),
+        (
+            "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=b:9 --rdzv-conf is_host=1,join_timeout=60 t.py",
+            "is_host",
+            True,
+        ),
+        (
+            "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=b:9 --rdzv-conf is_host=1,join_timeout=60 t.py",
+            "join_timeout_s",
+            60.0,
+        ),
         (
             "--max-restarts 3 --shutdown-timeout 9 t.py",
             "overrides",

@@ -474,3 +474,18 @@ def test_a_secret_from_the_environment_has_to_be_long(tmp_path: Path, wording: W
     (tmp_path / "file").touch()
     with wording.raises(MachineError):
         find_secret({"XDG_CONFIG_HOME": str(tmp_path / "file")})
+
+
+def test_grpc_is_told_to_write_nothing_before_it_is_imported() -> None:
+    """It reads the variable at that moment, and writes lines such as `Got goaway` otherwise."""
+    code = (
+        "import builtins, os; original = builtins.__import__\n"
+        "def note(name, *rest):\n"
+        "    if name.partition('.')[0] == 'grpc': print(os.environ['GRPC_VERBOSITY']); os._exit(0)\n"
+        "    return original(name, *rest)\n"
+        "builtins.__import__ = note\n"
+        "import gpurun.launcher.start_on_nodes"
+    )
+    environ = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    argv = [sys.executable, "-uc", code]
+    assert subprocess.run(argv, env=environ, capture_output=True, text=True, check=False).stdout == "NONE\n"
