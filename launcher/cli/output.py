@@ -98,23 +98,21 @@ def print_comparison(
     click.echo(render_table(comparison, width(), plain, name, colour, above, details, height), err=err)
 
 
-def own_streams(only_rank: int | None) -> "Streams | None":
-    """This process's stdin and stdout by path, for ranks; `None` where stdout is a terminal, or no file.
-
-    A terminal shows lines of ranks with the progress line; one that is read belongs to this command.
-    """
+def own_streams(only_rank: int | None) -> "Streams":
+    """This process's stdin and stdout by path, for ranks; of terminals, only one that it may read."""
+    from gpurun.launcher.processes.incoming_signals import is_in_foreground
     from gpurun.launcher.run.running_attempt import Streams
 
     def path(fd: int) -> str:
         mode = os.fstat(fd).st_mode
         return f"/proc/{os.getpid()}/fd/{fd}" if stat.S_ISREG(mode) or stat.S_ISFIFO(mode) else ""
 
-    stdout = path(1)
-    if not stdout:
-        return None
-    for fd in (1, 2):  # a rank opens a file anew: else both would write at places of their own
-        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
-    return Streams(path(0), stdout, only_rank)
+    stdout, reads_terminal = path(1), is_in_foreground(0)
+    if stdout:
+        for fd in (1, 2):  # a rank opens a file anew: else both would write at places of their own
+            fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
+    stdin = f"/proc/{os.getpid()}/fd/0" if reads_terminal else path(0)
+    return Streams(stdin, stdout, only_rank, reads_terminal)
 
 
 def _is_one_place() -> bool:
@@ -173,7 +171,9 @@ def run_and_print(
             finished = run_job(pools, invocation, directory, before, output, flags, keep_at, overrides)
     if finished is None:
         return  # node 0 has the results
-    print_comparison(finished.comparison, finished.run, as_json, finished.reported, err=streams is not None)
+    print_comparison(
+        finished.comparison, finished.run, as_json, finished.reported, err=bool(streams and streams.stdout)
+    )
     if finished.error is not None:
         raise finished.error
     if require_steps:

@@ -66,7 +66,12 @@ class LineReader:
     @property
     def bar(self) -> str | None:
         """The text that a progress bar shows now; `None`: the current line is no progress bar."""
-        return clean(self._rest.decode("utf-8", "replace")) if self._redrawn and self._rest else None
+        return self.unfinished or None if self._redrawn else None
+
+    @property
+    def unfinished(self) -> str:
+        """The beginning of the current line."""
+        return clean(self._rest.decode("utf-8", "replace"))
 
     def finish(self) -> list[str]:
         """The last line, if no newline ended it."""

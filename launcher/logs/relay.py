@@ -38,6 +38,8 @@ class LogTail:
     reader: LineReader = field(default_factory=LineReader)
     within: Sequence[Path] = ()
     """As `RunDir` has it."""
+    asked: int = 0
+    """The offset behind the last line that was shown without its end."""
 
     def read(self) -> list[str]:
         """Lines written since the last call; of too many, only the last ones, with a note."""
@@ -78,6 +80,8 @@ class Relay:
     as_torchrun: bool = False
     """Whether the command replaces torchrun: all lines are shown, also those of ranks that end since another
     one has failed, and a failed launch starts again whatever has failed."""
+    prompts: bool = False
+    """Whether ranks read a terminal: the beginning of a line at which one waits is shown."""
     _tails: list[LogTail] = field(default_factory=list)
     _held: list[str] = field(default_factory=list)
     _bars: dict[int, tuple[float, str]] = field(default_factory=dict)
@@ -106,8 +110,12 @@ class Relay:
         """Shows the lines that were held back, and reads the next ones."""
         self._show_held()
         for tail in self._tails:
+            before = tail.offset
             self._held += [prefixed(tail.rank, line, self.colour) for line in tail.read()]
             self._show_bar(tail)
+            if self.prompts and tail.asked != before == tail.offset and (prompt := tail.reader.unfinished):
+                tail.asked = before
+                self._held.append(prefixed(tail.rank, prompt, self.colour))
         if self.keep_bytes is not None:
             self._rotate(self.keep_bytes)
 

@@ -83,9 +83,17 @@ def _terminal() -> int | None:
     for stream in (sys.__stdin__, sys.__stderr__):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             fd = stream.fileno()  # type: ignore[union-attr]  # None is met by AttributeError
-            if os.isatty(fd) and os.tcgetpgrp(fd) == os.getpgrp():
+            if is_in_foreground(fd):
                 return fd
     return None
+
+
+def is_in_foreground(fd: int) -> bool:
+    """Whether it is a terminal at which this process is the one that reads."""
+    try:
+        return os.tcgetpgrp(fd) == os.getpgrp()
+    except OSError:
+        return False
 
 
 def _name(number: int) -> str:

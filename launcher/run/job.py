@@ -118,7 +118,8 @@ class Output:
     def relay(self, say: Callable[[str], None], keep_bytes: int) -> Relay:
         only = () if self.quiet else None if self.only_rank is None else (self.only_rank,)
         colour = has_colour(sys.stderr, os.environ)
-        return Relay(say, only, colour, keep_bytes, as_torchrun=self.as_torchrun)
+        prompts = self.streams is not None and self.streams.reads_terminal
+        return Relay(say, only, colour, keep_bytes, as_torchrun=self.as_torchrun, prompts=prompts)
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,7 @@ class Streams:
     stdout: str
     only_rank: int | None = None
     """The one that writes there; `None`: all do."""
+    reads_terminal: bool = False
 
     def of(self, rank: int) -> dict[str, str]:
         """The fields of a rank's `StartRequest`."""

@@ -306,12 +306,12 @@ def redirect(log: str, stdin: str = "", stdout: str = "") -> None:
 
     Args:
         log: appended to.
-        stdin: a file or pipe to read; empty: none.
+        stdin: a file, pipe or terminal to read; empty: none.
         stdout: a file or pipe that takes stdout instead.
     """
     os.makedirs(os.path.dirname(log), exist_ok=True)
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    source = os.open(stdin or os.devnull, os.O_RDONLY)
+    source = os.open(stdin or os.devnull, os.O_RDONLY | os.O_NOCTTY)
     output = os.open(stdout, os.O_WRONLY | os.O_APPEND) if stdout else os.dup(target)
     for fd, place in ((source, 0), (output, 1), (target, 2)):
         os.dup2(fd, place)

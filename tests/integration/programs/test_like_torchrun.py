@@ -1,6 +1,7 @@
 """What programs do that torchrun's users rely on: they can't tell the difference."""
 
 import os
+import pty
 import shlex
 import signal
 import socket
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -552,6 +553,41 @@ def test_a_file_takes_what_the_program_of_a_line_prints_and_it_reads_stdin(tmp_p
         else:
             assert "[rank 0] err 199" in (tmp_path / "said").read_text()
         assert printed == ["0 from a file", *(f"out {number}" for number in range(200))]
+
+
+ASKS = """
+    import os, sys
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    if os.environ["RANK"] == "0":
+        print("hello,", input("name? "), sys.stdin.isatty())
+        breakpoint()
+    dist.barrier()
+    print("went on")
+    dist.destroy_process_group()
+"""
+
+
+def test_a_program_may_ask_at_the_terminal(tmp_path: Path) -> None:
+    """A debugger, too: what no newline ends is shown where it waits."""
+    write(tmp_path, "train.py", ASKS)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        argv = [sys.executable, "-m", "gpurun", *TWO, "torchrun", "--nproc-per-node", "2", "train.py"]
+        os.execv(sys.executable, argv)
+    seen, answers = "", [("name? ", "Ada\n"), ("(Pdb) ", "p 6 * 7\n"), ("42", ""), ("(Pdb) ", "c\n")]
+    with os.fdopen(terminal, "r+b", buffering=0) as stream, suppress(OSError):  # its end
+        while part := stream.read(1 << 12):
+            seen += part.decode(errors="replace")
+            while answers and answers[0][0] in seen:
+                waited_for, answer = answers.pop(0)
+                seen = seen.partition(waited_for)[2]
+                stream.write(answer.encode())
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, seen
+    assert seen.count("went on") == 2
+    assert "name? hello, Ada True\n" in log(tmp_path)
 
 
 def test_the_port_of_a_line_is_that_of_the_store(tmp_path: Path) -> None:
