@@ -18,7 +18,7 @@ from gpurun.launcher.compare.model import Comparison, OpenPair, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked, pareto_front
 from gpurun.launcher.compare.variant_causes import is_far_from_timed
 from gpurun.launcher.findings.finding import Finding, finding, noticed
-from gpurun.launcher.findings.run_cases import ENDED, UNUSED_BUDGET
+from gpurun.launcher.findings.run_cases import ENDED, STOPPED, UNUSED_BUDGET
 from gpurun.launcher.plan.estimate import more_launches
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.files import RunDir
@@ -282,7 +282,9 @@ def stall_notes(run: RunDir) -> tuple[Finding, ...]:
 
 
 def killed_note(killed: Killed) -> Finding:
-    """The note on ranks that did not end in time."""
+    """The note on a program that was stopped, or on its ranks that did not end in time."""
+    if not killed.ranks:
+        return noticed(STOPPED, cause=killed.cause, launch=killed.launch, ended=killed.ended or None)
     were = "was" if len(killed.ranks) == 1 else "were"
     who = ranks_text(killed.ranks)
     return noticed("killed", killed=who, launch=killed.launch, were=were, grace_s=killed.grace_s)

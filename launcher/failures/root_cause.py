@@ -323,13 +323,18 @@ def _crash_text(fatal: Fatal) -> str:
 
 
 def status_text(returncode: int) -> str:
-    """`exit code 3`, `killed by SIGSEGV`."""
+    """`ended with exit code 3`, `was killed by SIGSEGV`."""
+    return f"{'ended with' if returncode >= 0 else 'was killed by'} {short_status(returncode)}"
+
+
+def short_status(returncode: int) -> str:
+    """`exit code 3`, `SIGSEGV`."""
     if returncode >= 0:
-        return f"ended with exit code {returncode}"
+        return f"exit code {returncode}"
     try:
-        return f"was killed by {signal.Signals(-returncode).name}"
+        return signal.Signals(-returncode).name
     except ValueError:
-        return f"was killed by signal {-returncode}"
+        return f"signal {-returncode}"
 
 
 def _suspect(

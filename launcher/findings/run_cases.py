@@ -105,8 +105,11 @@ _TREND = (
 _ABLATION = (
     "exposed communication is {traced_ms} ms in the trace, but {ablation_ms} ms when measured by disabling it"
 )
+STOPPED = "stopped"
+_BY_A_SIGNAL = {STOPPED: "{cause} stopped {launch}[; its ranks ended with {ended}]"}
 NOTICED: Cases = {
     "recorded": "{found}",
+    **_BY_A_SIGNAL,
     "killed": "{killed} of {launch} {were} killed, since {grace_s} were not enough to end (`grace`): what "
     "was being saved may be incomplete",
     "no-peak": "no MFU: the peak of {gpus} in {precision} isn't known; `peak_tflops` in the job states it",
@@ -153,6 +156,7 @@ REASONS: Cases = {
     "throttled": "the clock of a GPU was throttled",
     **LOADED,
     "not-yet": "not measured yet[ at {where}]",
+    **_BY_A_SIGNAL,
     "no-steps": "no steps at {where}",
     "strayed": "at {where} it loaded {file}[ and {num_more:other file}] of {other}",
     "hour": "more than an hour",

@@ -15,7 +15,7 @@ from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.compare.notes import killed_note
 from gpurun.launcher.errors import CTRL_C, Interrupted, ParamsError
 from gpurun.launcher.failures.reporter import Reporter, full_disk, stopping_text
-from gpurun.launcher.failures.root_cause import NUM_LINES, Failure, is_transient, root_cause
+from gpurun.launcher.failures.root_cause import NUM_LINES, Failure, is_transient, root_cause, short_status
 from gpurun.launcher.inspect.hang_diagnosis import Hang
 from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.machine.process_tree import becomes_quiet
@@ -35,7 +35,7 @@ from gpurun.launcher.run.running_attempt import RunningAttempt, Starter, TimeSou
 from gpurun.launcher.run.watch import Late, Limits, Tick, Watch, limits_of, located
 from gpurun.launcher.rundir.files import append_lines, write_json
 from gpurun.launcher.rundir.records import Command, Event, Killed, QuietWait, Restart, Resumption
-from gpurun.launcher.units import format_duration, plural
+from gpurun.launcher.units import format_duration, listed, plural
 
 OnEvent = Callable[[Launch, Event | None], None]
 """Called with a launch and what it does now."""
@@ -291,13 +291,20 @@ class Session:
                 signals = tuple(dict.fromkeys((number, *TERMINATE)))
         if self.attempt is not None:
             self.attempt.stop(shows_output=is_interrupted, signals=signals)
-            self.note_killed(self.ranks.poll(0))
+            self.note_killed(self.ranks.poll(0), error.cause if isinstance(error, Interrupted) else "")
 
-    def note_killed(self, exits: Sequence[Exit]) -> None:
-        """Reports ranks whose time to end was over: what they were saving may be lost."""
+    def note_killed(self, exits: Sequence[Exit], cause: str = "") -> None:
+        """Reports a program that was stopped, and ranks whose time to end was over.
+
+        Args:
+            exits: of the ranks that ended then.
+            cause: the signal that the command got, if that was why.
+        """
         killed = tuple(sorted(exit_.rank for exit_ in exits if exit_.was_killed))
-        if killed and self.starter.spec.kind.runs_program:
-            record = Killed(self.clock.time_ns(), self.current.name, killed, self.starter.spec.grace_limit_s)
+        if (killed or cause) and self.starter.spec.kind.runs_program:
+            now_ns, limit_s = self.clock.time_ns(), self.starter.spec.grace_limit_s
+            ended = listed(sorted({short_status(exit_.returncode) for exit_ in exits}))
+            record = Killed(now_ns, self.current.name, killed, limit_s, cause, ended)
             append_lines(self.run.killed, [record])
             self.reporter.report(killed_note(record).text)
 

@@ -758,14 +758,19 @@ class Stall:
 
 @dataclass(frozen=True)
 class Killed:
-    """A line of `killed.jsonl`: ranks of a program had not ended when their time for that was over."""
+    """A line of `killed.jsonl`: a program was stopped, or had not ended when its time for that was over."""
 
     time_ns: Whole
     launch: str
     """The attempt."""
     ranks: tuple[int, ...]
+    """Those that had not ended by then."""
     grace_s: float
     """How long they had."""
+    cause: str = ""
+    """The signal that the command got; empty: none."""
+    ended: str = ""
+    """The ways in which the ranks ended: `exit code 0 and SIGTERM`."""
 
 
 @dataclass(frozen=True)

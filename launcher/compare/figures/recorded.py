@@ -18,6 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from gpurun.launcher.findings.finding import Finding, finding, noticed, reason
+from gpurun.launcher.findings.run_cases import STOPPED
 from gpurun.launcher.machine.accelerators import CPU, recorded_names, total_peak_flop_per_s
 from gpurun.launcher.plan.model import Launch, Plan, Process, Variant
 from gpurun.launcher.rundir.files import RunDir, VariantSteps
@@ -522,7 +523,7 @@ def read_measured(
     return MeasuredVariant(
         variant=replace(variant, split=balance.best.split) if balance else variant,
         group=counting[0].group if counting else "",
-        status=_effective_status(status, facts, bool(timed or points)),
+        status=_effective_status(status, facts, bool(timed or points), stopped_reason(run, launches)),
         finished=status is not None,
         facts=facts,
         steps=steps,
@@ -584,10 +585,22 @@ def _ended(run: RunDir, variant: Variant, logs: Mapping[str, Sequence[Event]]) -
     }
 
 
-def _effective_status(status: VariantStatus | None, facts: VariantFacts, has_rounds: bool) -> VariantStatus:
+def stopped_reason(run: RunDir, launches: Sequence[Launch]) -> str | None:
+    """How the newest of these launches that a signal to the command has stopped has ended."""
+    own = {launch.id for launch in launches}
+    stopped = [each for each in run.read_killed() if each.cause and planned_launch(each.launch) in own]
+    if not stopped:
+        return None
+    last = stopped[-1]
+    return reason(STOPPED, cause=last.cause, launch=last.launch, ended=last.ended or None)
+
+
+def _effective_status(
+    status: VariantStatus | None, facts: VariantFacts, has_rounds: bool, stopped: str | None
+) -> VariantStatus:
     """The status that the command wrote; before it did, what the rounds so far allow to say."""
     if status is None and not has_rounds:
-        return VariantStatus("skipped", reason("not-yet"))
+        return VariantStatus("skipped", stopped or reason("not-yet"))
     if status is None or status.status == "ok":
         untimed = None if has_rounds else facts.untimed
         return VariantStatus("unsteady", facts.unsteady) if facts.unsteady else VariantStatus("ok", untimed)

@@ -323,6 +323,9 @@ def test_ctrl_c_is_a_keyboard_interrupt_in_the_program(tmp_path: Path) -> None:
     )
     assert err.count("ended early") == 2
     assert {path.name for path in tmp_path.glob("saved*")} == {"saved0", "saved1"}
+    said = "Ctrl-C stopped 01-script-2; its ranks ended with exit code 0"
+    assert said in err
+    assert said in " ".join(details(Result(0, "", "", tmp_path)).split())
 
 
 DEAF = (
@@ -415,6 +418,8 @@ def test_what_a_rank_has_started_gets_the_signal_as_well(tmp_path: Path) -> None
         process.send_signal(signal.SIGTERM)
         process.communicate()
     assert {path.name for path in tmp_path.glob("told*")} == {"told0", "told1"}
+    said = "skipped SIGTERM stopped 01-script-2; its ranks ended with exit code 0"
+    assert said in " ".join(gpurun(tmp_path, "report", "run").ended(0).out.split())
 
 
 SPAWNS = """
