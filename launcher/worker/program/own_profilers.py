@@ -37,7 +37,7 @@ class OwnProfilers:
     """The steps that they have slowed."""
     traces: list[str] = field(default_factory=list)
     """The files that `export_chrome_trace` was asked for, as `tensorboard_trace_handler` does, too."""
-    _active: dict[int, object] = field(default_factory=dict)
+    active: dict[int, object] = field(default_factory=dict)
     _has_recorded: bool = False
     """Whether one has, since a step was last asked about."""
     _inside: threading.local = field(default_factory=threading.local)
@@ -45,12 +45,12 @@ class OwnProfilers:
 
     def are_in_use(self) -> bool:
         """Whether one records, or may at any time by its schedule."""
-        return bool(self._active) or torch._C._autograd._profiler_enabled()
+        return bool(self.active) or torch._C._autograd._profiler_enabled()
 
     def slow_the_step(self) -> bool:
         """Whether one has recorded, or got ready to, in the step that ends now; called once for each."""
         before = self._has_recorded
-        self._has_recorded = any(map(_records, self._active.values()))
+        self._has_recorded = any(map(_records, self.active.values()))
         self.num_steps += before or self._has_recorded
         return before or self._has_recorded
 
@@ -67,14 +67,14 @@ class OwnProfilers:
     def _begins(self, profiler: object, *_: object) -> None:
         if not getattr(profiler, "enabled", True):
             return  # `torch.autograd.profiler.profile(enabled=False)` records nothing
-        if not self._active:
+        if not self.active:
             self.num_begun += 1
             self.give_up()
-        self._active[id(profiler)] = profiler
+        self.active[id(profiler)] = profiler
         self._has_recorded |= _records(profiler)
 
     def _ends(self, profiler: object, *_: object) -> None:
-        self._active.pop(id(profiler), None)
+        self.active.pop(id(profiler), None)
 
     def _watch_exports(self, owner: Any) -> Callable[[], None]:
         """Notices where profilers of this class write; one of the first has one of the second for that."""

@@ -79,16 +79,30 @@ MAX_PROGRESS = 2 * PROGRESS_PARTS
 """Reports of progress in the file; of more, every second is removed."""
 
 
+_python = ctypes.PyDLL(None)
+_python.PyThreadState_Get.restype = ctypes.c_void_p
+_python.PyThreadState_EnterTracing.argtypes = _python.PyThreadState_LeaveTracing.argtypes = [ctypes.c_void_p]
+
+
 def harmless(method: Callable[P, None]) -> Callable[P, None]:
-    """The method of a `StepRecorder`; an error in it ends the recording, not the program that it observes."""
+    """The method of a `StepRecorder`; an error in it ends the recording, not the program that it observes.
+
+    A profiler of the program's that records Python's calls sees this one alone, and none of those within.
+    """
 
     @functools.wraps(method)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        recorder: Any = args[0]
+        state = _python.PyThreadState_Get() if recorder.profilers.active else None
+        if state:
+            _python.PyThreadState_EnterTracing(state)
         try:
             method(*args, **kwargs)
         except Exception as error:
-            recorder: Any = args[0]
             recorder.stop(error)
+        finally:
+            if state:
+                _python.PyThreadState_LeaveTracing(state)
 
     return guarded
 
@@ -164,8 +178,8 @@ class StepRecorder:
                 each.give_up()
 
     @harmless
-    def optimizer_stepped(self, optimizer: object, skipped: bool = False) -> None:
-        """An optimizer has updated its weights, or a GradScaler has skipped that."""
+    def optimizer_stepped(self, optimizer: object, *_: object, skipped: bool = False) -> None:
+        """An optimizer has updated its weights, or a GradScaler has skipped that; a hook of torch's."""
         self.calls += 1
         if self._device is None:
             self._device = device_of(optimizer)
@@ -478,7 +492,9 @@ class ProgramRank:
         if steps.count == 0:
             warnings.append(NO_STEPS)
         elif tracer is not None and not tracer.written and self.recorder.profilers.num_begun:
-            warnings.append(f"{NO_TRACE}{own_traces_text(self.recorder.profilers.traces)}")
+            traces = (self.run.trace(self.config.variant, n) for n in range(self.config.world_size))
+            what = f"rank 0 has {NO_TRACE}" if any(trace.exists() for trace in traces) else NO_TRACE
+            warnings.append(what + own_traces_text(self.recorder.profilers.traces))
         elif completed and tracer is not None and steps.count < (last := tracer.first + tracer.config.steps):
             warnings.append(
                 f"{NO_TRACE}the program ended before step {last + 1}, "
@@ -605,9 +621,7 @@ def watch_steps(recorder: StepRecorder) -> ExitStack:
     Closing the returned stack ends it.
     """
     hooks = ExitStack()
-    handle = register_optimizer_step_post_hook(
-        lambda optimizer, args, kwargs: recorder.optimizer_stepped(optimizer)
-    )
+    handle = register_optimizer_step_post_hook(recorder.optimizer_stepped)
     hooks.callback(handle.remove)
     hooks.callback(watch_skipped_steps(recorder))
     stepping.observe(recorder)

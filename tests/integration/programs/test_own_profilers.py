@@ -51,6 +51,57 @@ PROGRAM = """
     names = os.listdir(place) if os.path.isdir(place) else []
     print("traces", len(names))
 """
+STACKS = """
+    import json
+    from collections import Counter
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with profile(activities=[ProfilerActivity.CPU], with_stack=True) as profiler:
+        for _ in range(9):
+            model(torch.randn(4, 8)).mean().backward()
+            optimizer.step()
+    profiler.export_chrome_trace("trace.json")
+    names = Counter(event["name"] for event in json.load(open("trace.json"))["traceEvents"])
+    assert sum("optimizer.py" in name for name in names)
+    print([name.partition(": ")[2] for name, num in names.items() if "gpurun/" in name and num >= 9])
+"""
+
+
+def test_its_stacks_have_one_line_of_ours_per_step(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", STACKS)
+    gpurun(tmp_path, "run", "train.py", "--devices", "cpu:1", "--out", "run").ended(0)
+    (log,) = (tmp_path / "run" / "launches").glob("*/log/rank0.log")
+    assert "['guarded']\n" in log.read_text()
+
+
+ON_RANK_0 = """
+    import os
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with torch.autograd.profiler.profile(enabled=os.environ["RANK"] == "0"):
+        for _ in range(60):
+            model(torch.randn(4, 8)).mean().backward()
+            optimizer.step()
+    while os.environ["RANK"] == "0" and not os.path.exists("run/variants/script-2/rank1.pt.trace.json.gz"):
+        os.sched_yield()
+    dist.barrier()
+"""
+
+
+def test_ranks_without_a_profiler_of_their_own_are_traced(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", ON_RANK_0)
+    gpurun(tmp_path, "run", "train.py", "--devices", "cpu:2", "--out", "run").ended(0)
+    said = gpurun(tmp_path, "report", "run", "--details").ended(0).out
+    assert "Rank 0 has no trace: the program's own profiler ran" in " ".join(said.split())
+
+
 TRACES = {
     "whole": 1,
     "scheduled": 2,
