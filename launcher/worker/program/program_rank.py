@@ -729,7 +729,7 @@ def run_script(script: str, args: tuple[str, ...]) -> None:
         BaseException: whatever the program raises, `SystemExit` included.
     """
     path = os.path.abspath(script)
-    set_path_and_argv(os.path.dirname(os.path.realpath(path)), [script, *args])
+    set_path_and_argv(os.path.dirname(os.path.realpath(path)), [script, *args], [script])
     main = new_main()
     main.__file__ = path
     main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
@@ -739,16 +739,18 @@ def run_script(script: str, args: tuple[str, ...]) -> None:
 
 def run_module(module: str, args: tuple[str, ...]) -> None:
     """`python -m MODULE ARGS…`, from the working directory; raises like `run_script`."""
-    set_path_and_argv(os.getcwd(), ["-m", *args])  # runpy puts the module's file in place of the first
+    set_path_and_argv(
+        os.getcwd(), ["-m", *args], ["-m", module]
+    )  # runpy puts the module's file in place of the first
     new_main()
     # What the interpreter itself calls for `-m`, and all that sets `__spec__` right for `multiprocessing`.
     runpy._run_module_as_main(module)  # type: ignore[attr-defined]
 
 
-def set_path_and_argv(directory: str, argv: list[str]) -> None:
+def set_path_and_argv(directory: str, argv: list[str], program: list[str]) -> None:
     """`sys.path` and `sys.argv` as the interpreter would set them; imports look in `directory` first."""
     sys.argv[:] = argv
-    sys.orig_argv[:] = [sys.executable, *argv]
+    sys.orig_argv[:] = [sys.executable, "-u", *program, *argv[1:]]
     sys.path.insert(0, directory)
 
 

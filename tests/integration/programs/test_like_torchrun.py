@@ -502,7 +502,7 @@ LINE = (
     trained(40)
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME")
     assert os.path.isdir(os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"]))
-    print([os.environ[name] for name in names], total.item(), sys.argv[1:], __name__)
+    print([os.environ[name] for name in names], total.item(), sys.argv[1:], sys.orig_argv[1:], __name__)
     dist.destroy_process_group()
 """
 )
