@@ -294,9 +294,7 @@ def node_options(command: F) -> F:
             help="Address of node 0, where the nodes meet; default port: 29400.",
         ),
         click.option(
-            "--interface",
-            metavar="NAME",
-            help="Network interface, or its address; default: the one that routes to HOST.",
+            "--interface", metavar="NAME", help="Network interface; default: the one that routes to HOST."
         ),
         click.option(
             "--join-timeout",

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
+import gpurun.launcher.nodes.transport  # noqa: F401  # isort: skip  # it sets a variable that grpc reads
 import grpc
 import grpc.aio
 import msgspec
