@@ -9,7 +9,7 @@ NOT_MEASURED: Cases = {
     "none": "no variant could be measured, so none is fastest",
     "none-yet": "no variant has been measured yet, so none is fastest",
     "one": "{leader} couldn't be measured",
-    "one-yet": "{leader} hasn't been measured yet",
+    "one-yet": "{leader} hasn't been measured yet[: {reason}]",
     "ended": "{leader} {ended}[: {reason}]",
     "other-work": "no variant does the same work in both runs",
     "unmarked": "a step can't be compared: no steps are marked in {where}",
