@@ -1,0 +1,103 @@
+"""`gpurun improve` on real programs: what helps is found, proven and written; what is not safe is refused."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.command import gpurun, write
+
+SLOW = """
+import time, torch, torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+
+class Slow(Dataset):
+    def __len__(self):
+        return 4000
+
+    def __getitem__(self, index):
+        time.sleep(0.003)
+        return torch.full((8,), index / 4000)
+
+torch.manual_seed(0)
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in DataLoader(Slow(), batch_size=8, shuffle=True):
+    optimizer.zero_grad()
+    model(batch).pow(2).mean().backward()
+    optimizer.step()
+"""
+
+
+def git(directory: Path, *args: str) -> None:
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+    subprocess.run(["git", *identity, *args], cwd=directory, check=True, capture_output=True)
+
+
+def row(found: Any, start: str) -> Any:
+    return next(each for each in found["remedies"] if each["code"].startswith(start))
+
+
+@pytest.mark.slow
+def test_what_helps_is_kept_proven_and_written(tmp_path: Path) -> None:
+    """Waiting for data takes most of a step: workers help, whatever else runs on the machine."""
+    write(tmp_path, "train.py", SLOW)
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "before")
+    line = ("improve", "train.py", "--devices", "cpu:2", "--budget", "4m", "--out", "found", "--json")
+    found = gpurun(tmp_path, *line, timeout_s=400).ended().json["improve"]
+    workers = row(found, "DataLoader(num_workers=2")
+    assert (workers["verdict"], workers["place"]) == ("kept", "train.py:17")
+    assert workers["ci"][1] < 0
+    assert found["gain"]["ci"][0] <= found["gain"]["percent"] <= found["gain"]["ci"][1] < 0
+    assert row(found, "DataLoader(pin_memory=True)")["verdict"] == "not tried"
+    assert "num_workers=2" in found["diff"]
+
+    said = gpurun(tmp_path, "improve", "--resume", "found").ended()  # measures nothing
+    assert said.out.startswith("Faster ")
+    assert "1 of 3" not in said.err
+    assert "--yes" in gpurun(tmp_path, "improve", "--resume", "found", "--write").ended(2).err
+    gpurun(tmp_path, "improve", "--resume", "found", "--write", "--yes").ended()
+    assert "num_workers=2" in (tmp_path / "train.py").read_text()
+    again = gpurun(tmp_path, "improve", "--resume", "found", "--write", "--yes").ended(2)
+    assert "has changed since it was measured" in again.err
+
+
+def test_a_program_that_writes_where_its_launches_meet_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", SLOW)
+    text = (tmp_path / "train.py").read_text().replace("optimizer.step()", "optimizer.step(); save()")
+    saves = 'def save():\n    torch.save(model.state_dict(), "last.pt")\n\nfor batch'
+    (tmp_path / "train.py").write_text(text.replace("for batch", saves))
+    line = ("improve", "train.py", "--devices", "cpu:1", "--budget", "1m", "--out", "found")
+    refused = gpurun(tmp_path, *line).ended(2)
+    assert f"train.py writes to {tmp_path / 'last.pt'}" in refused.err
+    assert "$GPURUN_LAUNCH_DIR" in refused.err
+    assert json.loads((tmp_path / "found/improve.json").read_text())["complete"] is False
+
+
+NO_STEP = "import torch\ntorch.ones(1)\n"
+FAILS = "raise SystemExit('no data')\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "more", "code", "said"),
+    [
+        (NO_STEP, (), 4, "no step of train.py could be timed"),
+        (FAILS, (), 4, "failed"),
+        (SLOW, ("--set", "compare.args=[[],[-v]]"), 2, "starts from one setting: remove `compare` (args)"),
+        (SLOW, ("--set", "nodes=2"), 2, "runs on one machine"),
+        (SLOW, ("--budget", "1s"), 2, "the budget is too short to try anything"),
+    ],
+    ids=["no step", "fails", "compares", "nodes", "budget"],
+)
+def test_what_cant_be_improved_is_said_in_a_line(
+    tmp_path: Path, script: str, more: tuple[str, ...], code: int, said: str
+) -> None:
+    write(tmp_path, "train.py", script)
+    found = gpurun(tmp_path, "improve", "train.py", "--devices", "cpu:1", "--out", "found", *more).ended(code)
+    assert said in found.err
+    assert "gpurun/launcher" not in found.err
