@@ -19,14 +19,11 @@ GAPS: Mapping[str, str] = {
 }
 """By the part of a step: where its time goes without a reason that the trace names."""
 BY_SHARES: Mapping[str, str] = {
-    case: f"causes by their shares, as {why}"
-    for case, why in {
-        "ranks": "ranks are missing",
-        "steps": "ranks recorded different steps",
-        "launches": "launches are missing",
-        "long": "there is too much to replay",
-        "length": "a replay doesn't take as long as the trace",
-    }.items()
+    "ranks": "ranks are missing",
+    "steps": "ranks recorded different steps",
+    "launches": "launches are missing",
+    "long": "there is too much to replay",
+    "length": "a replay doesn't take as long as the trace",
 }
 """Why it isn't known what a step would be shorter by."""
 _AS_TRANSFER = "their waiting is counted as transfer"

@@ -143,10 +143,7 @@ def trace_causes(report: TraceReport) -> list[Cause]:
 
 
 def _named(cause: Cause, rank: RankTrace, mean: Breakdown) -> Cause:
-    """Gaps, and what is done once, with the call that the CPU is in; and whether this may be a first step.
-
-    What waits for launches, with how much of that isn't the CPU's, where that is much.
-    """
+    """With the call that the CPU is in, how much is latency, and whether this may be a first step."""
     figures = dict(cause.figures)
     latency_us = mean.idle_by_cause_us.latency
     if cause.part == "host" and figures["who"] != EVERY_RANK and latency_us >= MENTION_FROM * mean.span_us:
