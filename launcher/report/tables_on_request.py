@@ -58,7 +58,7 @@ _WITHOUT = {
     "copies": "the copies",
     "input": "waiting for input",
     "one-off": "what the CPU does once",
-    "host": "all of the CPU's time, also while the GPU works,",
+    "host": "all of the CPU's time, not only what a device waits for,",
     "latency": "the time until launched work starts",
     "before": "the later begin of a rank's trace",
 }
