@@ -34,33 +34,29 @@ def improve_lines(found: Improvement, name: str) -> list[str]:
 
 def answer(found: Improvement, name: str) -> list[tuple[str, str]]:
     """The three lines by their labels."""
-    kept, tried = found.kept, found.tried
-    how_many = f"{len(kept)} of {plural_remedies(len(found.remedies))} kept"
+    resume, num = f"gpurun improve --resume {name}", len(found.remedies)
     if found.gain is not None and found.gain.percent < 0:
         percent, ci = -found.gain.percent, found.gain.ci
         interval = None if ci is None else (-ci[1], -ci[0])
-        less = format_percent(percent, interval)
         within = f" ({format_percent_interval(percent, interval)})" if interval else ""
-        first = ("Faster", f"{less} less time per step than {found.name} as it is{within}: {how_many}")
+        less = f"{format_percent(percent, interval)} less time per step than {found.name} as it is{within}"
         start = " ".join(f"{key}={value}" for key, value in found.env.items())
-        parts = [f"gpurun improve --resume {name} --write applies the change" if found.diff else ""]
-        parts += [f"start it with {start}" if start else ""]
-        parts += [
-            f"{each.code} draws other random numbers ({time_text(each)}): --allow-other-random-numbers"
-            for each in found.remedies
-            if each.verdict == "other random numbers" and (each.percent or 0.0) < 0
-        ][:1]
-        return [first, ("Why", found.why), ("Next", "; ".join(filter(None, parts)))]
-    if not found.complete:
-        text = f"nothing is known yet: {plural_remedies(len(tried))} tried"
-        return [("Answer", text), ("Next", f"gpurun improve --resume {name} goes on")]
-    if not found.remedies:
-        text = f"there is nothing to try in {found.name}: no call that a remedy changes was seen in its files"
-        return [("Answer", text), ("Why", found.why)]
-    text = f"no remedy makes {found.name} faster beyond doubt: {len(tried)} of {len(found.remedies)} tried"
-    undecided = [each for each in tried if each.verdict == "undecided"]
-    longer = "a longer --budget may decide what is undecided" if undecided else ""
-    return [("Answer", text), ("Why", found.why), ("Next", longer)]
+        parts = [
+            f"{resume} --write applies the change" if found.diff else "",
+            f"start with {start}" if start else "",
+            *(
+                f"{each.code} draws other random numbers ({time_text(each)}): --allow-other-random-numbers"
+                for each in found.remedies
+                if each.verdict == "other random numbers" and (each.percent or 0.0) < 0
+            ),
+        ]
+        kept = f"{len(found.kept)} of {plural_remedies(num)} kept"
+        return [("Faster", f"{less}: {kept}"), ("Why", found.why), ("Next", "; ".join(filter(None, parts)))]
+    yet = "" if found.complete else " yet"
+    text = f"nothing is proven to make {found.name} faster{yet}: {len(found.tried)} of {plural_remedies(num)} tried"
+    is_open = any(each.verdict == "undecided" for each in found.tried)
+    longer = "a longer --budget may decide more" if is_open else ""
+    return [("Answer", text), ("Why", found.why), ("Next", longer if found.complete else resume)]
 
 
 def plural_remedies(number: int) -> str:
