@@ -147,8 +147,8 @@ def nothing_measured(plan: Plan, complete: bool, results: Sequence[VariantResult
         return finding("not-measured", case="none" if complete else "none-yet")
     ended = next((ENDED.get(result.status) for result in results if complete), None)
     case = "ended" if ended else "one" if complete else "one-yet"
-    was_stopped = bool(results) and results[0].reason not in (None, reason("not-yet"))
-    why = short_reason(results[0]) if ended or (was_stopped and not complete) else None
+    stopped = results[0].reason if results and not complete else None
+    why = short_reason(results[0]) if ended else stopped if stopped != reason("not-yet") else None
     name = _name(plan, plan.variants[0])
     return finding("not-measured", case=case, leader=name, ended=ended, reason=why)
 
