@@ -1,5 +1,7 @@
 """What `gpurun improve` prints: the answer in three lines, then the remedies."""
 
+import math
+
 from gpurun.launcher.report.terminal.grid import grid
 from gpurun.launcher.rundir.improvement import Improvement, RemedyResult
 from gpurun.launcher.units import (
@@ -53,9 +55,10 @@ def answer(found: Improvement, name: str) -> list[tuple[str, str]]:
         kept = f"{len(found.kept)} of {plural_remedies(num)} kept"
         return [("Faster", f"{less}: {kept}"), ("Why", found.why), ("Next", "; ".join(filter(None, parts)))]
     yet = "" if found.complete else " yet"
-    text = f"nothing is proven to make {found.name} faster{yet}: {len(found.tried)} of {plural_remedies(num)} tried"
+    tried = f"{len(found.tried)} of {plural_remedies(num)} tried"
+    text = f"nothing is proven to make {found.name} faster{yet}: {tried}"
     is_open = any(each.verdict == "undecided" for each in found.tried)
-    longer = "a longer --budget may decide more" if is_open else ""
+    longer = f"try --budget {2 * math.ceil(found.budget_s / 60)}m" if is_open else ""
     return [("Answer", text), ("Why", found.why), ("Next", longer if found.complete else resume)]
 
 
