@@ -1,0 +1,193 @@
+"""Does `gpurun improve` find a loss that was planted in a program, and nothing where there is none?
+
+`python -m benchmarks.verdicts.improve DIRECTORY [--only CELL …] [--minutes M]` runs the searches that
+DIRECTORY lacks, at most for M minutes, and writes the section "Improve". It can be interrupted and repeated.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from random import Random
+
+from benchmarks.timing import BIN, machine_facts, record, table
+
+SEED = 4311
+"""Of all programs, by their numbers. Nothing was chosen by runs with it."""
+PROGRAM = """
+import time, torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+class Samples(Dataset):
+    def __len__(self):
+        return 1_000_000
+
+    def __getitem__(self, index):
+        time.sleep({delay_s})
+        generator = torch.Generator().manual_seed(index)
+        return torch.randn({width}, generator=generator)
+
+torch.manual_seed(0)
+dist.init_process_group("gloo")
+layers = [nn.Linear({width}, {width}, bias=False) for _ in range({layers})]
+model = DistributedDataParallel(nn.Sequential(*layers){ddp})
+optimizer = torch.optim.{optimizer}
+for batch in DataLoader(Samples(), batch_size={batch}):
+    optimizer.zero_grad()
+    model(batch).pow(2).mean().backward()
+    optimizer.step()
+"""
+PLAIN = {"delay_s": 0.0, "width": 16, "layers": 4, "ddp": "", "batch": 8}
+SGD, ADAM = "SGD(model.parameters(), lr=0.01)", "Adam(model.parameters(), lr=1e-3, foreach=False)"
+WORKERS, OPTIMIZER, THREADS = "DataLoader(num_workers", "Adam(", "OMP_NUM_THREADS="
+UNUSED = ("DistributedDataParallel(find_unused", "DistributedDataParallel(static_graph")
+BUCKETS = "DistributedDataParallel(bucket_cap_mb"
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A program, and the remedies of which one has to be kept; none: nothing helps."""
+
+    text: str
+    remedies: Sequence[Sequence[str]] = ()
+    devices: str = "cpu:2"
+    env: dict[str, str] = field(default_factory=dict)
+
+
+def slow_dataset(rng: Random) -> Drawn:
+    values = PLAIN | {"delay_s": round(rng.uniform(0.001, 0.004), 4), "optimizer": SGD}
+    return Drawn(PROGRAM.format(**values), [(WORKERS,)])
+
+
+def many_parameters(rng: Random) -> Drawn:
+    values = PLAIN | {"layers": rng.randint(150, 300), "optimizer": ADAM}
+    return Drawn(PROGRAM.format(**values), [(OPTIMIZER,)])
+
+
+def unused(rng: Random) -> Drawn:
+    values = PLAIN | {
+        "layers": rng.randint(150, 300),
+        "optimizer": SGD,
+        "ddp": ", find_unused_parameters=True",
+    }
+    return Drawn(PROGRAM.format(**values), [UNUSED])
+
+
+def tiny_buckets(rng: Random) -> Drawn:
+    values = PLAIN | {"layers": rng.randint(60, 120), "optimizer": SGD, "ddp": ", bucket_cap_mb=0.001"}
+    return Drawn(PROGRAM.format(**values), [(BUCKETS,)])
+
+
+def one_thread(rng: Random) -> Drawn:
+    values = PLAIN | {"width": rng.randint(600, 900), "batch": 256, "layers": 3, "optimizer": SGD}
+    return Drawn(PROGRAM.format(**values), [(THREADS,)], "cpu:1", {"OMP_NUM_THREADS": "1"})
+
+
+def two_losses(rng: Random) -> Drawn:
+    values = PLAIN | {"delay_s": 0.003, "layers": rng.randint(150, 300), "optimizer": ADAM}
+    return Drawn(PROGRAM.format(**values), [(WORKERS,), (OPTIMIZER,)])
+
+
+def nothing(rng: Random) -> Drawn:
+    """Matrix products on all cores."""
+    values = PLAIN | {"width": rng.randint(500, 800), "batch": 128, "layers": 3, "optimizer": SGD}
+    return Drawn(
+        PROGRAM.format(**values).replace("for batch in DataLoader(Samples(), batch_size=128):", LOOP)
+    )
+
+
+LOOP = "batch = torch.randn(128, layers[0].in_features)\nwhile True:"
+PLANTED = (slow_dataset, many_parameters, unused, tiny_buckets, one_thread, two_losses)
+CELLS = {"planted": (PLANTED, 24, "2m"), "nothing helps": ((nothing,), 12, "90s")}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one search kept."""
+
+    cell: str
+    number: int
+    kind: str
+    kept: tuple[str, ...]
+    gain_percent: float | None
+    ci: tuple[float, float] | None
+    found: int
+    """How many of the planted losses."""
+    planted: int
+    seconds: float
+
+
+def drawn(cell: str, number: int) -> tuple[str, Drawn]:
+    """The program with this number."""
+    kinds = CELLS[cell][0]
+    kind = kinds[number % len(kinds)]
+    return kind.__name__, kind(Random(f"{SEED}/{cell}/{number}"))
+
+
+def run(cell: str, number: int) -> Outcome:
+    """One search."""
+    kind, program = drawn(cell, number)
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "train.py").write_text(program.text)
+        line = [f"{BIN}/gpurun", "improve", "train.py", "--devices", program.devices, "--json", "-q"]
+        began_s = time.monotonic()
+        done = subprocess.run(
+            [*line, "--budget", CELLS[cell][2], "--out", "found"],
+            cwd=directory,
+            env={**os.environ, **program.env},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    found = json.loads(done.stdout)["improve"]
+    kept = tuple(each["code"] for each in found["remedies"] if each["verdict"] == "kept")
+    hits = sum(any(code.startswith(tuple(names)) for code in kept) for names in program.remedies)
+    gain = found["gain"] or {"percent": None, "ci": None}
+    return Outcome(
+        cell, number, kind, kept, gain["percent"], gain["ci"] and tuple(gain["ci"]), hits,
+        len(program.remedies), round(time.monotonic() - began_s, 1),
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Runs what is missing, and writes the section."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--only", action="append", choices=list(CELLS))
+    parser.add_argument("--minutes", type=float, default=600.0)
+    options = parser.parse_args()
+    options.directory.mkdir(parents=True, exist_ok=True)
+    file, until_s = options.directory / "improve.jsonl", time.monotonic() + 60 * options.minutes
+    known = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    done = {(each["cell"], each["number"]) for each in known}
+    for cell in options.only or CELLS:
+        for number in range(CELLS[cell][1]):
+            if (cell, number) in done or time.monotonic() > until_s:
+                continue
+            outcome = asdict(run(cell, number))
+            known.append(outcome)
+            with file.open("a") as lines:
+                lines.write(json.dumps(outcome) + "\n")
+            print(json.dumps(outcome), flush=True)
+    rows = []
+    for cell, (kinds, _, budget) in CELLS.items():
+        for kind in kinds:
+            own = [each for each in known if (each["cell"], each["kind"]) == (cell, kind.__name__)]
+            whole = sum(each["found"] == each["planted"] for each in own) if cell == "planted" else ""
+            any_kept = sum(bool(each["kept"]) for each in own)
+            rows.append((kind.__name__.replace("_", " "), budget, str(len(own)), str(whole), str(any_kept)))
+    text = table(("program", "budget", "searches", "all losses found", "anything kept"), rows)
+    record("Improve", text, machine_facts())
+
+
+if __name__ == "__main__":
+    main()
