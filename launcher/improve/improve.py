@@ -140,7 +140,7 @@ def improved(search: Search, start: Improvement, keep: Callable[[Improvement], I
     shares = shares_of(first.of(0))
     to_try = [row for row in rows if not row.refusal]
     to_try.sort(key=lambda row: -shares.get(row.remedy.part, 100.0))  # there may not be time for all
-    if not to_try:
+    if not to_try or not any(first.losses(0)):
         return keep(replace(start, complete=True))
     steps = steps_of_launch(first.of(0))
     launch_s = seconds_of_launch(first.of(0), steps)
@@ -161,7 +161,9 @@ def improved(search: Search, start: Improvement, keep: Callable[[Improvement], I
         verdicts = judged(chosen, last, first, others)
         kept = [row for row in chosen if verdicts[row.code].verdict == "kept"]
         if kept == chosen:
-            return keep(concluded(search, start, rows, tried | verdicts, chosen, last))
+            if is_proven(last):
+                return keep(concluded(search, start, rows, tried | verdicts, chosen, last))
+            break
         # What is kept so far is proven only by launches without the rest.
         tried |= {code: each for code, each in verdicts.items() if each.verdict != "kept"}
         start = keep(replace(start, remedies=results(rows, search, tried)))
@@ -241,7 +243,7 @@ def notes_on(first: Stage) -> list[str]:
     """What limits the search."""
     losses = first.losses(0)
     if not any(losses):
-        return ["no loss was seen: whether a change trains the same isn't known, so that nothing is kept"]
+        return ["no loss was seen where `backward` is called: nothing is tried, as it may train otherwise"]
     if differ(losses):
         return ["two runs of the program as it is have other losses: nothing is judged by bits"]
     return []
@@ -304,6 +306,12 @@ def judged(
             base, verdict=verdict, percent=gain.percent if gain else None, ci=gain.ci if gain else None
         )
     return found
+
+
+def is_proven(last: Stage) -> bool:
+    """Whether the program as it is was slower than all remedies together."""
+    original = last.of(1).vs_baseline
+    return original is not None and original.verdict == "slower"
 
 
 def gain_of(change: Difference) -> Gain | None:

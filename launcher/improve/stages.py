@@ -90,14 +90,16 @@ class Search:
 
         Raises:
             Interrupted: by Ctrl-C.
-            VariantError: the baseline failed.
+            VariantError: the program as it is failed.
         """
         lists: dict[str, list[Any]] = {}
         settings = [merged(chosen) for chosen in sets]
         for key in {key: None for each in settings for key in each}:
             lists[key] = [dict(text) for text in _distinct(each.get(key, {}) for each in settings)]
         compared = (f"compare={json.dumps(lists)}",) if lists else ()
-        given = replace(self.given, overrides=(*self.given.overrides, *overrides, *compared))
+        # A changed call may make ranks wait for each other for ever.
+        hang = () if self.spec.hang_timeout_s or not lists else (f"hang_timeout={self.hang_s:.0f}s",)
+        given = replace(self.given, overrides=(*self.given.overrides, *overrides, *hang, *compared))
         spec, path = load_invocation(given), self.path / name
         before = path if (path / "plan.json").exists() else None
         machine = as_planned_for(spec, self.machine, before)
@@ -116,9 +118,14 @@ class Search:
         self.spent_s += found.seconds
         if isinstance(finished.error, Interrupted):
             raise finished.error
-        if finished.error is not None and found.of(0).status not in MEASURED:
+        if finished.error is not None and not sets[0] and found.of(0).status not in MEASURED:
             raise finished.error
         return found
+
+    @property
+    def hang_s(self) -> float:
+        """How long a launch may make no step: compiling takes as long."""
+        return min(600.0, max(60.0, self.budget_s / 6))
 
     @property
     def left_s(self) -> float:
