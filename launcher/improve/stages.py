@@ -15,6 +15,7 @@ from gpurun.launcher.improve.remedies import (
     merged,
 )
 from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.machine.host import Machine, software_of
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.expand import expand
@@ -143,7 +144,8 @@ def _ids(spec: JobSpec, machine: Machine, settings: Sequence[Mapping[str, Any]])
 
     def has(variant: Variant, wanted: Mapping[str, Any]) -> bool:
         return all(
-            dict(getattr(variant, key)) == {**getattr(spec, key), **wanted.get(key, {})} for key in keys
+            getattr(variant, key) == SETTINGS[key].shape.merge(getattr(spec, key), wanted.get(key, {}))
+            for key in keys
         )
 
     return {

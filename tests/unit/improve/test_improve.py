@@ -201,7 +201,7 @@ def test_without_time_to_prove_anything_the_budget_that_would_do_is_named(tmp_pa
     assert (verdict(found, WORKERS), found.gain) == ("undecided", None)
     assert "`--budget 1m` or more" in found.notes[0]
     with pytest.raises(SpecError, match="too short to try anything"):
-        searched(StandIn(), tmp_path, budget_s=5.0)
+        searched(StandIn(), tmp_path, budget_s=2.0)
 
 
 def test_a_program_that_writes_where_its_launches_meet_is_refused(tmp_path: Path) -> None:
