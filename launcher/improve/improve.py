@@ -39,14 +39,13 @@ from gpurun.launcher.improve.trials import (
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.machine.host import inspect_machine
 from gpurun.launcher.plan.devices import job_devices, share_of_cores
-from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.processes.pool import WorkerPools
 from gpurun.launcher.run.job import Output
 from gpurun.launcher.run.open import (
     Invocation,
     load_invocation,
 )
-from gpurun.launcher.rundir.files import RunDir, read_json, write_json
+from gpurun.launcher.rundir.files import read_json, write_json
 from gpurun.launcher.rundir.improvement import (
     SCHEMA,
     CallChange,
@@ -63,7 +62,8 @@ FIRST_STEPS = 50
 """Steps of the first launches, which show what the program does."""
 LEAST_STEPS, MOST_STEPS, TIMED_S = 20, 400, 1.5
 """Steps of a later launch, as many as take so long."""
-LAUNCHES_TO_DECIDE = 6
+LAUNCHES_TO_DECIDE, MOST_LAUNCHES = 6, 20
+"""Launches of each set that are compared in the end: their number isn't chosen by what they show."""
 SHARE_OF_FIRST = 0.6
 """The share of the time that is left, where several are compared and one may drop out."""
 BETWEEN_S = 0.5
@@ -146,6 +146,7 @@ def improved(search: Search, start: Improvement, keep: Callable[[Improvement], I
     launch_s = seconds_of_launch(first.of(0), steps)
     tried = Trials(search, first, shares, steps, launch_s).run(to_try)
     start = keep(replace(start, remedies=results(rows, search, tried)))
+    launch_s = search.launch_s or launch_s
     chosen, number = best_of(to_try, tried), 1
     others = {row.code for row in chosen if tried[row.code].why == OTHER_NUMBERS}
     while chosen:
@@ -157,7 +158,7 @@ def improved(search: Search, start: Improvement, keep: Callable[[Improvement], I
             break
         # All of them, the program as it is, and all without each.
         chosen = chosen[: min(MOST_TOGETHER, max(1, math.floor(SHARE_OF_FIRST * size) - 2))]
-        last = compared(search, chosen, steps, number)
+        last = compared(search, chosen, steps, launch_s, number)
         verdicts = judged(chosen, last, first, others)
         kept = [row for row in chosen if verdicts[row.code].verdict == "kept"]
         if kept == chosen:
@@ -261,18 +262,17 @@ def seconds_of_launch(original: VariantResult, steps: int) -> float:
     return max(1.0, (original.wall_s or 0.0) + BETWEEN_S + (steps - FIRST_STEPS) * step_s)
 
 
-def compared(search: Search, chosen: Sequence[Candidate], steps: int, number: int) -> Stage:
+def compared(search: Search, chosen: Sequence[Candidate], steps: int, launch_s: float, number: int) -> Stage:
     """All remedies together against the program as it is, and against themselves without each of them."""
     search.say(f"3 of 3: {listed([row.code for row in chosen])} against {search.spec.program} as it is")
     without: list[Set] = [tuple(row for row in chosen if row is not left) for left in chosen]
     sets = [tuple(chosen), (), *(without if len(chosen) > 1 else [])]
     # Where one of several drops out, the rest is compared again.
     share = SHARE_OF_FIRST if len(chosen) > 1 else 1.0
-    name = f"3-together-{number}"
-    begun = RunDir(search.path / name)
-    before_s = begun.read(begun.plan, Plan).budget_s if begun.plan.exists() else None
-    budget = f"budget={before_s or max(1, round(share * search.left_s))}s"
-    return search.stage(name, sets, f"steps={{limit: {steps}}}", "profile.steps=0", "until=decided", budget)
+    affordable = math.floor(share * search.left_s / (launch_s * len(sets)))
+    launches = max(LAUNCHES_TO_DECIDE, min(MOST_LAUNCHES, affordable))
+    size = (f"steps={{launches: {launches}, limit: {steps}}}", "profile.steps=0", "until=fixed")
+    return search.stage(f"3-together-{number}", sets, *size)
 
 
 def judged(

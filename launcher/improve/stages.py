@@ -85,6 +85,8 @@ class Search:
     say: Callable[[str], None]
     allows_other_random_numbers: bool = False
     spent_s: float = 0.0
+    launch_s: float | None = None
+    """What a launch of the newest trials has taken."""
 
     def stage(self, name: str, sets: Sequence[Set], *overrides: str, seeds_steps: bool = False) -> Stage:
         """Measures these sets of remedies, or what is missing of that; the first one is the baseline.
@@ -109,19 +111,26 @@ class Search:
         plan = replace(plan, baseline=ids[0], observe=True, seeds_steps=seeds_steps)
         run = run_to_resume(before, plan) if before else open_run(given, spec, plan, machine, path)
         if before and (earlier := compare_run(run)).complete:
-            self.spent_s += earlier.measured_s or 0.0
-            return Stage(run, plan, earlier, ids)
+            self.note(found := Stage(run, plan, earlier, ids), is_first=not lists)
+            return found
         resumed = let_run_again(run, plan, software_of(machine), given.directory) if before else None
         ready = Prepared(plan, spec, run, given.directory, machine, resumed=resumed)
         self.pools.keep_only(ready.environments)
         finished = carry_out(ready, self.pools, self.output)
         found = Stage(run, plan, finished.comparison, ids)
-        self.spent_s += found.seconds
+        self.note(found, is_first=not lists)
         if isinstance(finished.error, Interrupted):
             raise finished.error
         if finished.error is not None and not sets[0] and found.of(0).status not in MEASURED:
             raise finished.error
         return found
+
+    def note(self, stage: Stage, is_first: bool) -> None:
+        """Adds up what stages take; launches of the first one, which are traced, take longer."""
+        self.spent_s += stage.seconds
+        launches = sum(each.launches for each in stage.comparison.variants)
+        if launches and not is_first:
+            self.launch_s = stage.seconds / launches
 
     @property
     def hang_s(self) -> float:

@@ -122,7 +122,7 @@ def searched(program: StandIn, directory: Path, budget_s: float = 600.0, allows:
     vars(search).update(
         program=program, directory=directory, given=given, spec=spec, path=directory / "found",
         machine=SimpleNamespace(cpu_cores=2, free_cores=None, gpus=()), budget_s=budget_s, spent_s=0.0,
-        say=lambda text: None, allows_other_random_numbers=allows,
+        say=lambda text: None, launch_s=None, allows_other_random_numbers=allows,
     )  # fmt: skip
     return improved(search, Improvement(1, "train.py", budget_s), lambda now: now)
 
