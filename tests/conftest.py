@@ -27,8 +27,9 @@ settings.load_profile("gpurun")
 def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup; what is tested doesn't ignore it
-        signal.signal(signal.SIGHUP, lambda *_: None)
+    for number in (signal.SIGHUP, signal.SIGQUIT):  # nohup and `&` ignore them; what is tested doesn't
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
     # Orphans of a command that a test has killed come to us, so that a leak can be seen.
     become_subreaper()
     os.environ["GPURUN_SECRET"] = "what the nodes of all tests know"

@@ -175,7 +175,7 @@ def _read_at_start(env: Mapping[str, str]) -> dict[str, str]:
 
 def _ignored() -> list[int]:
     """Signals that a new program would inherit as ignored."""
-    candidates = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
+    candidates = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM)
     return [number for number in candidates if signal.getsignal(number) is signal.SIG_IGN]
 
 

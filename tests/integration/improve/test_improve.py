@@ -51,7 +51,7 @@ def test_what_helps_is_kept_proven_and_written(tmp_path: Path) -> None:
     line = ("improve", "train.py", "--devices", "cpu:2", "--budget", "4m", "--out", "found", "--json")
     found = gpurun(tmp_path, *line, timeout_s=400).ended().json["improve"]
     workers = row(found, "DataLoader(num_workers=2")
-    assert (workers["verdict"], workers["place"]) == ("kept", "train.py:17")
+    assert (workers["verdict"], workers["place"]) == ("kept", "train.py:16")
     assert workers["ci"][1] < 0
     assert found["gain"]["ci"][0] <= found["gain"]["percent"] <= found["gain"]["ci"][1] < 0
     assert row(found, "DataLoader(pin_memory=True)")["verdict"] == "not tried"
