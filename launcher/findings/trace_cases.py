@@ -14,7 +14,7 @@ NOT_RECORDED: Mapping[str, str] = {
 """By the part of a step: where the time is lost, and what would show why."""
 GAPS: Mapping[str, str] = {
     "gaps": "in gaps between work already launched",
-    "waiting": "in gaps in which the CPU waits",
+    "waiting": "in gaps in which the CPU is mostly",
     "other-steps": "in work of other steps alone",
 }
 """By the part of a step: where its time goes without a reason that the trace names."""

@@ -163,9 +163,9 @@ def called(name: str, start: float, end: float, category: str = "cuda_runtime") 
         (
             50,
             [called("hipMemcpyWithStream", 60, 8_990)],
-            "in which the CPU waits in hipMemcpyWithStream",
+            "in which the CPU is mostly in hipMemcpyWithStream",
         ),
-        (9_000, [called("cudaStreamSynchronize", 60, 8_990)], "the CPU waits in cudaStreamSynchronize"),
+        (9_000, [called("cudaStreamSynchronize", 60, 8_990)], "the CPU is mostly in cudaStreamSynchronize"),
         (50, [called("aten::mm", 60, 8_990, "cpu_op")], "in gaps between work already launched"),
         (9_000, [called("aten::mm", 60, 8_990, "cpu_op")], "waiting for the CPU to launch work"),
         (
