@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gpurun.launcher.compare.model import Comparison, Difference, VariantResult
+from gpurun.launcher.compare.label import variant_label
+from gpurun.launcher.compare.model import Difference, VariantResult
 from gpurun.launcher.errors import GpurunError, Interrupted, SpecError, VariantError
 from gpurun.launcher.findings.finding import of_level
 from gpurun.launcher.improve.losses import differ, sameness
@@ -23,7 +24,7 @@ from gpurun.launcher.improve.remedies import (
     Surroundings,
     candidates,
 )
-from gpurun.launcher.improve.rewrite import Edit, diff_text, rewritten
+from gpurun.launcher.improve.rewrite import Edit, diff_text, line_to_write, rewritten
 from gpurun.launcher.improve.stages import Search, Set, Stage
 from gpurun.launcher.improve.trials import (
     _LOSSES,
@@ -32,7 +33,6 @@ from gpurun.launcher.improve.trials import (
     SAME,
     Trials,
     best_of,
-    budget_text,
     dtype_of,
     result_of,
 )
@@ -129,17 +129,15 @@ def run_improve(
 def improved(search: Search, start: Improvement, keep: Callable[[Improvement], Improvement]) -> Improvement:
     """All stages; each leaves what is known by then."""
     first = discovered(search)
-    refuse_writes(first, search)
     around = surroundings(search)
     seen = first.observed(0)
     rows = list(candidates(seen[0].calls if seen else (), around, shares_of(first.of(0))))
     notes = list(notes_on(first))
-    start = keep(
-        replace(start, why=why_of(first.comparison), notes=tuple(notes), remedies=results(rows, search))
-    )
+    start = keep(replace(start, why=why_of(first), notes=tuple(notes), remedies=results(rows, search)))
     shares = shares_of(first.of(0))
     to_try = [row for row in rows if not row.refusal]
-    to_try.sort(key=lambda row: -shares.get(row.remedy.part, 100.0))  # there may not be time for all
+    # There may not be time for all.
+    to_try.sort(key=lambda row: (bool(row.remedy.cost), -shares.get(row.remedy.part, 100.0)))
     if not to_try or not any(first.losses(0)):
         return keep(replace(start, complete=True))
     steps = steps_of_launch(first.of(0))
@@ -149,17 +147,16 @@ def improved(search: Search, start: Improvement, keep: Callable[[Improvement], I
     launch_s = search.launch_s or launch_s
     chosen, number = best_of(to_try, tried), 1
     others = {row.code for row in chosen if tried[row.code].why == OTHER_NUMBERS}
+    costs = {row.code: tried[row.code].why for row in chosen if row.remedy.cost}
     while chosen:
         size = search.left_s / (launch_s * LAUNCHES_TO_DECIDE)
         if size < 2:
-            need = search.spent_s + 2 * launch_s * LAUNCHES_TO_DECIDE
-            note = f"the budget leaves no time to prove anything: {budget_text(need)} or more does"
-            start = replace(start, notes=(*start.notes, note))
+            start = replace(start, needs_s=search.spent_s + 2 * launch_s * LAUNCHES_TO_DECIDE)
             break
         # All of them, the program as it is, and all without each.
         chosen = chosen[: min(MOST_TOGETHER, max(1, math.floor(SHARE_OF_FIRST * size) - 2))]
         last = compared(search, chosen, steps, launch_s, number)
-        verdicts = judged(chosen, last, first, others)
+        verdicts = judged(chosen, last, first, others, costs)
         kept = [row for row in chosen if verdicts[row.code].verdict == "kept"]
         if kept == chosen:
             if is_proven(last):
@@ -181,26 +178,9 @@ def discovered(search: Search) -> Stage:
         "1-original", [()], f"steps={{launches: 2, limit: {FIRST_STEPS}}}", "profile.steps=4"
     )
     if found.of(0).step_ms is None:
-        reason = found.of(0).reason or "it has made too few steps"
+        reason = found.of(0).reason or "no optimizer, or too few of its steps, was seen"
         raise VariantError(f"no step of {search.spec.program} could be timed: {reason}")
     return found
-
-
-def refuse_writes(first: Stage, search: Search) -> None:
-    """Returns if the program writes only where each launch has its own directory.
-
-    Raises:
-        SpecError: it writes elsewhere, where launches would meet.
-    """
-    ranks = range(first.plan.variants[0].world_size)
-    written = sorted({path for rank in ranks for each in first.observed(0, rank) for path in each.writes})
-    if written:
-        more = f" and {len(written) - 3} more" if len(written) > 3 else ""
-        raise SpecError(
-            f"{search.spec.program} writes to {', '.join(written[:3])}{more}, where its launches would find "
-            "each other's files\n    have it write to $GPURUN_LAUNCH_DIR, which each launch has of its own: "
-            "`{launch_dir}` in its arguments stands for it"
-        )
 
 
 def surroundings(search: Search) -> Surroundings:
@@ -235,9 +215,10 @@ def shares_of(original: VariantResult) -> dict[Part, float]:
     return found
 
 
-def why_of(comparison: Comparison) -> str:
+def why_of(first: Stage) -> str:
     """The largest cause, as the report of the first run has it."""
-    return next((each.text for each in of_level(comparison.findings, "cause")), "")
+    found = next((each.text for each in of_level(first.comparison.findings, "cause")), "")
+    return found.removeprefix(f"in {variant_label(first.plan.variants[0])} ")
 
 
 def notes_on(first: Stage) -> list[str]:
@@ -276,12 +257,17 @@ def compared(search: Search, chosen: Sequence[Candidate], steps: int, launch_s: 
 
 
 def judged(
-    chosen: Sequence[Candidate], last: Stage, first: Stage, others: Collection[str]
+    chosen: Sequence[Candidate],
+    last: Stage,
+    first: Stage,
+    others: Collection[str],
+    costs: Mapping[str, str],
 ) -> dict[str, RemedyResult]:
     """What the last launches say of each remedy among all of them.
 
     Args:
         others: remedies that may draw other random numbers.
+        costs: what remedies cost once.
     """
     together = last.of(0)
     originals = [*first.losses(0), *last.losses(1)]
@@ -290,7 +276,7 @@ def judged(
         trains = "rounding"  # shown by steps with their own seeds
     found = {}
     for position, row in enumerate(chosen):
-        base = RemedyResult(row.code, row.remedy.call, "", "undecided")
+        base = RemedyResult(row.code, row.remedy.call, "", "undecided", why=costs.get(row.code, ""))
         without = last.of(1 if len(chosen) == 1 else 2 + position)
         if together.status not in MEASURED or trains not in SAME:
             # A conflict: what gained least goes first.
@@ -341,6 +327,7 @@ def concluded(
     found, notes = rewritten_files(changes, files, search.given.directory)
     env = {name: str(value) for row in kept for name, value in row.settings.get("env", {}).items()}
     notes += [f"write it yourself: {row.code}" for row in kept if row.remedy.call == "cudnn"]
+    start = replace(start, needs_s=None)
     return replace(
         start,
         gain=gain_of(original),
@@ -382,7 +369,7 @@ def rewritten_files(
         after, homeless = rewritten(before, edits)
         if after != before:
             found[root / name] = (before, after)
-        notes += [f"write it yourself at {name}:{edit.line}: {edit.call}" for edit in homeless]
+        notes += [f"write it yourself at {name}:{edit.line}: {line_to_write(edit)}" for edit in homeless]
     return found, notes
 
 
@@ -417,4 +404,7 @@ def changes_to_write(found: Improvement, root: Path) -> dict[Path, tuple[bytes, 
                 f"{root / name} has changed since it was measured\n    run `gpurun improve` again"
             )
         files[name] = data
-    return rewritten_files(found.changes, files, root)[0]
+    changed, notes = rewritten_files(found.changes, files, root)
+    if not changed:
+        raise SpecError("\n    ".join(("no file can be changed without you", *notes)))
+    return changed

@@ -321,14 +321,14 @@ def _refusal(
 ) -> str:
     here = "CPUs" if around.is_host else "GPUs"
     if remedy.on not in ("all", here):
-        return f"not tried here: it has no effect on {here}"
+        return f"it has no effect on {here}"
     if site is not None and not site.is_users:
         own = OF_LIBRARIES.get((site.library, remedy.call))
-        return f"not tried: {site.library or 'a library'} makes the call{f'; {own}' if own else ''}"
+        return f"{site.library or 'a library'} makes the call{f'; {own}' if own else ''}"
     share = shares.get(remedy.part)
     if share is not None and share < LEAST_GAIN_PERCENT:
         what = {"input": "waiting for data", "transfer": "communication", "work": "computing"}[remedy.part]
-        return f"not tried: {what} takes {format_number(share, 1)} % of a step"
+        return f"{what} takes {format_number(share, 1)} % of a step"
     return ""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.model import Comparison, VariantResult
-from gpurun.launcher.errors import Interrupted, MachineError
+from gpurun.launcher.errors import Interrupted, MachineError, SpecError
 from gpurun.launcher.improve.remedies import (
     Candidate,
     merged,
@@ -86,7 +86,7 @@ class Search:
     allows_other_random_numbers: bool = False
     spent_s: float = 0.0
     launch_s: float | None = None
-    """What a launch of the newest trials has taken."""
+    """What a launch of trials has taken, at most."""
 
     def stage(self, name: str, sets: Sequence[Set], *overrides: str, seeds_steps: bool = False) -> Stage:
         """Measures these sets of remedies, or what is missing of that; the first one is the baseline.
@@ -94,6 +94,7 @@ class Search:
         Raises:
             Interrupted: by Ctrl-C.
             VariantError: the program as it is failed.
+            SpecError: a launch wanted to write where launches meet.
         """
         lists: dict[str, list[Any]] = {}
         settings = [merged(chosen) for chosen in sets]
@@ -121,6 +122,7 @@ class Search:
         self.note(found, is_first=not lists)
         if isinstance(finished.error, Interrupted):
             raise finished.error
+        self.refuse_writes(found)
         if finished.error is not None and not sets[0] and found.of(0).status not in MEASURED:
             raise finished.error
         return found
@@ -129,8 +131,20 @@ class Search:
         """Adds up what stages take; launches of the first one, which are traced, take longer."""
         self.spent_s += stage.seconds
         launches = sum(each.launches for each in stage.comparison.variants)
-        if launches and not is_first:
-            self.launch_s = stage.seconds / launches
+        if launches and not is_first and not stage.plan.seeds_steps:
+            self.launch_s = max(self.launch_s or 0.0, stage.seconds / launches)
+
+    def refuse_writes(self, stage: Stage) -> None:
+        """Returns if the program writes only where each launch has its own directory."""
+        ranks = range(max(variant.world_size for variant in stage.plan.variants))
+        seen = (each for n in stage.ids for rank in ranks for each in stage.observed(n, rank))
+        if written := sorted({path for each in seen for path in each.writes}):
+            more = f" and {len(written) - 3} more" if len(written) > 3 else ""
+            raise SpecError(
+                f"{self.spec.program} writes to {', '.join(written[:3])}{more}, which was prevented, as its "
+                "launches would meet there\n    have it write to $GPURUN_LAUNCH_DIR, its own in each launch: "
+                " `{launch_dir}` in its arguments stands for it"
+            )
 
     @property
     def hang_s(self) -> float:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
+from gpurun.launcher.compare.model import VariantResult
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.improve.losses import Sameness, sameness
 from gpurun.launcher.improve.remedies import (
@@ -18,6 +19,7 @@ from gpurun.launcher.rundir.improvement import (
     RemedyVerdict,
 )
 from gpurun.launcher.rundir.records import MEASURED, Observed
+from gpurun.launcher.units import format_count
 
 SHARE_OF_TRIALS = 0.4
 """The share of the budget, at the most, in which remedies are tried alone."""
@@ -28,8 +30,8 @@ MOST_TOGETHER = 4
 NUM_SEEDED = 6
 """Steps of launches in which every step and sample has its own seed."""
 SAME: tuple[Sameness, ...] = ("bitwise", "rounding")
-TRIED_PERCENT, SLOWER_PERCENT = -1.5, 3.0
-"""A remedy whose trials are less than this much faster is not tried further, and from when it is slower."""
+TRIED_PERCENT = -1.5
+"""A remedy whose trials are less than this much faster is not tried further."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Trials:
             self.search.say(f"2 of 3: the best {len(best)} of them again")
             found |= self.stage("2-best", best, left // (len(best) + 1))
         found |= self.with_seeded_steps(tried, found)
-        why = "not tried: the budget has no time for it"
+        why = "the budget has no time for it"
         of_late = {
             row.code: replace(result_of(row, self.search), verdict="not tried", why=why) for row in late
         }
@@ -99,9 +101,8 @@ class Trials:
         for position, row in enumerate(rows, 1):
             now = found[row.code]
             if sameness(stage.losses(0), stage.losses(position), dtype_of(stage, position)) in SAME:
-                verdict: RemedyVerdict = "other random numbers"
-                if self.search.allows_other_random_numbers:
-                    verdict = by_time(now.percent or 0.0)
+                is_allowed = self.search.allows_other_random_numbers
+                verdict: RemedyVerdict = "undecided" if is_allowed else "other random numbers"
                 now = replace(now, verdict=verdict, why=OTHER_NUMBERS)
             results[row.code] = now
         return results
@@ -112,21 +113,30 @@ class Trials:
         if result.status not in MEASURED or result.step_ms is None:
             return replace(base, verdict="failed", why=(result.reason or result.status).splitlines()[0])
         if row.site is not None and not applied(row, stage.observed(position)):
-            return replace(base, verdict="not tried", why=f"not tried: {row.site.name} doesn't take it")
+            return replace(base, verdict="not tried", why=f"{row.site.name} doesn't take it")
         percent = 100 * (result.step_ms.estimate / reference_ms(stage) - 1)
         percent = max(percent, -self.shares.get(row.remedy.part, 100.0))
-        base = replace(base, percent=percent, why=row.remedy.cost)
         originals = [*self.first.losses(0), *stage.losses(0)]
         trains = sameness(originals, stage.losses(position), dtype_of(stage, position))
-        verdict: RemedyVerdict = by_time(percent)
+        base = replace(base, verdict="undecided")
         if trains == "different":
-            verdict = "changes numerics"
-        return replace(base, verdict=verdict, why=_LOSSES.get(trains, row.remedy.cost))
+            return replace(base, verdict="changes numerics", percent=percent, why=_LOSSES[trains])
+        if percent > TRIED_PERCENT or trains in _LOSSES:
+            return replace(base, why=_LOSSES.get(trains, "no gain in its trials"))
+        return replace(base, percent=percent, why=self.once(row, stage.of(0), result))
+
+    def once(self, row: Candidate, original: VariantResult, result: VariantResult) -> str:
+        """What a remedy costs at each start, and from how many steps on it pays."""
+        saved_ms = _step_ms(original) - _step_ms(result)
+        once_s = (result.wall_s or 0.0) - (original.wall_s or 0.0) + self.steps * saved_ms / 1000
+        if not row.remedy.cost or once_s < 1 or saved_ms <= 0:
+            return row.remedy.cost
+        pays = format_count(math.ceil(1000 * once_s / saved_ms))
+        return f"costs {once_s:.0f} s at each start: pays from {pays} steps on"
 
 
-def by_time(percent: float) -> RemedyVerdict:
-    """What is worth a comparison is undecided."""
-    return "slower" if percent > SLOWER_PERCENT else "same" if percent > TRIED_PERCENT else "undecided"
+def _step_ms(result: VariantResult) -> float:
+    return result.step_ms.estimate if result.step_ms is not None else 0.0
 
 
 def budget_text(seconds: float) -> str:
@@ -180,5 +190,4 @@ def result_of(row: Candidate, search: Search) -> RemedyResult:
         file = Path(row.site.file)
         inside = file.is_relative_to(search.given.directory)
         place = f"{file.relative_to(search.given.directory) if inside else file}:{row.site.line}"
-    verdict: RemedyVerdict = "not tried" if row.refusal else "undecided"
-    return RemedyResult(row.code, row.remedy.call, place, verdict, why=row.refusal)
+    return RemedyResult(row.code, row.remedy.call, place, "not tried", why=row.refusal)

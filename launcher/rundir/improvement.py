@@ -65,6 +65,8 @@ class Improvement:
     why: str = ""
     """Where the time of the program's steps goes."""
     notes: tuple[str, ...] = ()
+    needs_s: float | None = None
+    """The budget that would have left time to prove something."""
     changes: tuple[CallChange, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables to start the program with."""

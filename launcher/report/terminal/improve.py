@@ -37,29 +37,28 @@ def improve_lines(found: Improvement, name: str) -> list[str]:
 def answer(found: Improvement, name: str) -> list[tuple[str, str]]:
     """The three lines by their labels."""
     resume, num = f"gpurun improve --resume {name}", len(found.remedies)
+    others = [
+        f"{each.code} draws other random numbers ({time_text(each)}): --allow-other-random-numbers"
+        for each in found.remedies
+        if each.verdict == "other random numbers" and (each.percent or 0.0) < 0
+    ]
     if found.gain is not None and found.gain.percent < 0:
         percent, ci = -found.gain.percent, found.gain.ci
         interval = None if ci is None else (-ci[1], -ci[0])
         within = f" ({format_percent_interval(percent, interval)})" if interval else ""
         less = f"{format_percent(percent, interval)} less time per step than {found.name} as it is{within}"
         start = " ".join(f"{key}={value}" for key, value in found.env.items())
-        parts = [
-            f"{resume} --write applies the change" if found.diff else "",
-            f"start with {start}" if start else "",
-            *(
-                f"{each.code} draws other random numbers ({time_text(each)}): --allow-other-random-numbers"
-                for each in found.remedies
-                if each.verdict == "other random numbers" and (each.percent or 0.0) < 0
-            ),
-        ]
-        kept = f"{len(found.kept)} of {plural_remedies(num)} kept"
+        write = f"{resume} --write applies the change" if found.diff else ""
+        parts = (write, f"start with {start}" if start else "", *others)
+        kept = f"{len(found.kept)} of {plural_remedies(len(found.tried))} kept"
         return [("Faster", f"{less}: {kept}"), ("Why", found.why), ("Next", "; ".join(filter(None, parts)))]
     yet = "" if found.complete else " yet"
     tried = f"{len(found.tried)} of {plural_remedies(num)} tried"
     text = f"nothing is proven to make {found.name} faster{yet}: {tried}"
-    is_open = any(each.verdict == "undecided" for each in found.tried)
-    longer = f"try --budget {2 * math.ceil(found.budget_s / 60)}m" if is_open else ""
-    return [("Answer", text), ("Why", found.why), ("Next", longer if found.complete else resume)]
+    is_open = any(each.verdict == "undecided" and each.percent is not None for each in found.tried)
+    minutes = math.ceil((found.needs_s or 2 * found.budget_s) / 60)
+    then = "; ".join((*others, *([f"try --budget {minutes}m"] if is_open else [])))
+    return [("Answer", text), ("Why", found.why), ("Next", then if found.complete else resume)]
 
 
 def plural_remedies(number: int) -> str:

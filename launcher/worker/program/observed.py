@@ -131,18 +131,28 @@ class Writes:
                 self.add(path, must_exist=event in ("os.remove", "os.rmdir"), is_new=event == "os.mkdir")
 
     def add(self, name: Any, must_exist: bool = False, is_new: bool = False) -> None:
-        """Notes a file unless it is one that any program may write; never an error of the program."""
+        """Notes a file unless it is one that any program may write.
+
+        Raises:
+            PermissionError: it isn't; nothing is written.
+        """
+        real = ""
         with suppress(Exception):
-            if not self._is_active or isinstance(name, int) or len(self.found) >= MAX_WRITES:
+            if not self._is_active or isinstance(name, int):
                 return
             path = os.path.abspath(os.fsdecode(name))
             if path in self._passed or ((must_exist or is_new) and os.path.lexists(path) is is_new):
                 return
-            if len(self._passed) < 1000 * MAX_WRITES:
-                self._passed.add(path)
             real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
-            if not self._may_always(real):
+            if self._may_always(real):
+                if len(self._passed) < 1000 * MAX_WRITES:
+                    self._passed.add(path)
+                return
+            if len(self.found) < MAX_WRITES:
                 self.found.add(real)
+        if real:
+            # Before anything is written: launches would overwrite what the user has.
+            raise PermissionError(f"gpurun lets no launch of a search write to {real}")
 
     def _may_always(self, path: str) -> bool:
         if path.startswith((*_ALWAYS, f"{self.run_dir}{os.sep}")) or path == self.run_dir:

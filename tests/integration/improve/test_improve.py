@@ -73,7 +73,9 @@ def test_a_program_that_writes_where_its_launches_meet_is_refused(tmp_path: Path
     saves = 'def save():\n    torch.save(model.state_dict(), "last.pt")\n\nfor batch'
     (tmp_path / "train.py").write_text(text.replace("for batch", saves))
     line = ("improve", "train.py", "--devices", "cpu:1", "--budget", "1m", "--out", "found")
+    (tmp_path / "last.pt").write_text("two weeks of training")
     refused = gpurun(tmp_path, *line).ended(2)
+    assert (tmp_path / "last.pt").read_text() == "two weeks of training"
     assert f"train.py writes to {tmp_path / 'last.pt'}" in refused.err
     assert "$GPURUN_LAUNCH_DIR" in refused.err
     assert json.loads((tmp_path / "found/improve.json").read_text())["complete"] is False

@@ -58,7 +58,7 @@ class StandInStage:
         self.program, self.directory, self.is_seeded = program, directory, is_seeded
         self.sets = [tuple(row.code for row in chosen) for chosen in sets]
         self.rows = sets
-        self.plan = SimpleNamespace(variants=[SimpleNamespace(world_size=1)])
+        self.plan = SimpleNamespace(variants=[])
         self.comparison = SimpleNamespace(findings=(), variants=[self.of(i) for i in range(len(sets))])
 
     def of(self, position: int) -> Any:
@@ -132,6 +132,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     module = "gpurun.launcher.improve.improve"
     monkeypatch.setattr(f"{module}.replace", lambda each, **new: SimpleNamespace(**vars(each) | new)
                         if isinstance(each, SimpleNamespace) else replace(each, **new))  # fmt: skip
+    monkeypatch.setattr(f"{module}.why_of", lambda first: "")
     monkeypatch.setattr(f"{module}.job_devices", lambda spec, machine: spec.devices)
 
 
@@ -199,14 +200,10 @@ def test_other_random_numbers_are_shown_by_seeded_steps(
 def test_without_time_to_prove_anything_the_budget_that_would_do_is_named(tmp_path: Path) -> None:
     found = searched(StandIn(times={WORKERS: 0.7}), tmp_path, budget_s=40.0)
     assert (verdict(found, WORKERS), found.gain) == ("undecided", None)
-    assert "`--budget 1m` or more" in found.notes[0]
+    assert found.needs_s is not None
+    assert found.needs_s > 40.0
     with pytest.raises(SpecError, match="too short to try anything"):
         searched(StandIn(), tmp_path, budget_s=2.0)
-
-
-def test_a_program_that_writes_where_its_launches_meet_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"train\.py writes to /data/last\.pt"):
-        searched(StandIn(writes=("/data/last.pt",)), tmp_path)
 
 
 def test_a_gain_is_the_inverse_of_how_much_slower_the_program_is() -> None:

@@ -89,7 +89,7 @@ def test_without_a_call_nothing_is_tried() -> None:
 
 def test_what_can_gain_little_by_its_ceiling_is_not_tried() -> None:
     (found,) = candidates([LOADER], AROUND, {"input": 1.5}, REMEDIES[:1])
-    assert found.refusal == "not tried: waiting for data takes 1.5 % of a step"
+    assert found.refusal == "waiting for data takes 1.5 % of a step"
     (found,) = candidates([LOADER], AROUND, {}, REMEDIES[:1])
     assert not found.refusal  # nothing was traced
 
@@ -97,7 +97,7 @@ def test_what_can_gain_little_by_its_ceiling_is_not_tried() -> None:
 def test_a_call_of_a_library_has_its_own_option() -> None:
     theirs = replace(LOADER, is_users=False, library="transformers")
     (found,) = candidates([theirs], AROUND, SHARES, REMEDIES[:1])
-    assert found.refusal.startswith("not tried: transformers makes the call; TrainingArguments(")
+    assert found.refusal.startswith("transformers makes the call; TrainingArguments(")
     (own,) = candidates([theirs, LOADER], AROUND, SHARES, REMEDIES[:1])
     assert own.site == LOADER
 
