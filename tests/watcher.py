@@ -23,8 +23,8 @@ HOSTS = Path("/etc/hosts")
 HOSTS_MARK = "# a test of gpurun, process "
 """Lines with it are removed when that process has ended."""
 
-EXEC_S = 1.0
-"""A process is within `execve` for less, at the end of which it gets its environment."""
+EXEC_S = 5.0
+"""A process is within `execve` for less, also on a busy machine; at its end it gets its environment."""
 
 _watching: list[subprocess.Popen[bytes]] = []
 
