@@ -469,8 +469,13 @@ class ProgramRank:
 
     def end_at_limit(self) -> None:
         """Ends the program in the middle, once all ranks have come as far: none loses its peer in a step."""
-        for child in multiprocessing.active_children():
+        children = multiprocessing.active_children()
+        for child in children:
             child.terminate()  # workers of a DataLoader would look for their parent only now and then
+        for child in children:
+            child.join(AT_LIMIT_S)
+            for left in Path("/dev/shm").glob(f"torch_{child.pid}_*"):  # a tensor that was on its way
+                left.unlink(missing_ok=True)
         if distributed_c10d.is_initialized():
             store, until_s = distributed_c10d._get_default_store(), time.monotonic() + AT_LIMIT_S
             store.add(AT_LIMIT, 1)
