@@ -141,9 +141,11 @@ def format_rate(per_second: float) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """`1 device`, `2 devices`, `3 micro-batches`."""
-    ending = "es" if noun.endswith("ch") else "s"
-    return f"{count} {noun}" if count == 1 else f"{format_count(count)} {noun}{ending}"
+    """`1 device`, `2 devices`, `3 micro-batches`, `4 remedies`."""
+    if count == 1:
+        return f"{count} {noun}"
+    several = f"{noun[:-1]}ies" if noun.endswith("dy") else f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{format_count(count)} {several}"
 
 
 def first_of(words: Sequence[str], most: int) -> str:

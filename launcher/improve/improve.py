@@ -6,7 +6,6 @@ all that helped with the program as it is, and with itself without each of them:
 changes comes from its launches, which took part in no choice.
 """
 
-import hashlib
 import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -36,7 +35,9 @@ from gpurun.launcher.improve.trials import (
     dtype_of,
     result_of,
 )
+from gpurun.launcher.inspect.stacks import file_hash
 from gpurun.launcher.machine.accelerators import accelerator_of
+from gpurun.launcher.machine.git import top_directory
 from gpurun.launcher.machine.host import inspect_machine
 from gpurun.launcher.plan.devices import job_devices, share_of_cores
 from gpurun.launcher.processes.pool import WorkerPools
@@ -66,6 +67,7 @@ LAUNCHES_TO_DECIDE, MOST_LAUNCHES = 6, 20
 """Launches of each set that are compared in the end: their number isn't chosen by what they show."""
 SHARE_OF_FIRST = 0.6
 """The share of the time that is left, where several are compared and one may drop out."""
+CHANGED = "has changed since it was measured"
 BETWEEN_S = 0.5
 """From the end of a launch to the beginning of the next."""
 
@@ -160,7 +162,7 @@ def improved(search: Search, start: Improvement, keep: Callable[[Improvement], I
         kept = [row for row in chosen if verdicts[row.code].verdict == "kept"]
         if kept == chosen:
             if is_proven(last):
-                return keep(concluded(search, start, rows, tried | verdicts, chosen, last))
+                return keep(concluded(search, start, rows, tried | verdicts, chosen, first, last))
             break
         # What is kept so far is proven only by launches without the rest.
         tried |= {code: each for code, each in verdicts.items() if each.verdict != "kept"}
@@ -318,25 +320,31 @@ def concluded(
     rows: Sequence[Candidate],
     tried: Mapping[str, RemedyResult],
     kept: Sequence[Candidate],
+    first: Stage,
     last: Stage,
 ) -> Improvement:
     """The change, with what it gains."""
     original = last.of(1).vs_baseline or Difference(None, None, "inconclusive")
-    changes = tuple(change for row in kept if (change := change_of(row, search)) is not None)
-    files = {change.file: (search.given.directory / change.file).read_bytes() for change in changes}
-    found, notes = rewritten_files(changes, files, search.given.directory)
-    env = {name: str(value) for row in kept for name, value in row.settings.get("env", {}).items()}
-    notes += [f"write it yourself: {row.code}" for row in kept if row.remedy.call == "cudnn"]
-    start = replace(start, needs_s=None)
+    root, measured = search.given.directory, first.of(0).code
+    wanted = [change for row in kept if (change := change_of(row, search)) is not None]
+    changes = tuple(each for each in wanted if file_hash(root / each.file) == measured.get(each.file, ""))
+    notes = [f"{each.file} {CHANGED}" for each in wanted if each not in changes]
+    found, homeless = rewritten_files(changes, root)
     return replace(
         start,
         gain=gain_of(original),
         remedies=results(rows, search, tried),
         changes=changes,
-        env=env,
-        sha256={name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
-        diff=diff_text(found, search.given.directory),
-        notes=(*start.notes, *notes),
+        env={name: str(value) for row in kept for name, value in row.settings.get("env", {}).items()},
+        code={each.file: measured[each.file] for each in changes},
+        # As JSON and terminals take it; a file that isn't UTF-8 is written as it is all the same.
+        diff=os.fsencode(diff_text(found, top_directory(root) or root)).decode(errors="replace"),
+        notes=(
+            *start.notes,
+            *notes,
+            *homeless,
+            *(f"write it yourself: {row.code}" for row in kept if row.remedy.call == "cudnn"),
+        ),
         complete=True,
     )
 
@@ -356,11 +364,12 @@ def change_of(row: Candidate, search: Search) -> CallChange | None:
 
 
 def rewritten_files(
-    changes: Sequence[CallChange], files: Mapping[str, bytes], root: Path
+    changes: Sequence[CallChange], root: Path
 ) -> tuple[dict[Path, tuple[bytes, bytes]], list[str]]:
     """Each file before and after, and notes on changes that found no place."""
     found, notes = {}, []
-    for name, before in files.items():
+    for name in {each.file: None for each in changes}:
+        before = (root / name).read_bytes()
         edits = [
             Edit(root / name, each.line, each.call, each.arguments, each.parameters, each.before)
             for each in changes
@@ -396,15 +405,10 @@ def changes_to_write(found: Improvement, root: Path) -> dict[Path, tuple[bytes, 
         raise SpecError(
             "there is no change to write" + ("" if found.complete else ": the search hasn't ended")
         )
-    files = {}
-    for name, sha256 in found.sha256.items():
-        data = (root / name).read_bytes() if (root / name).is_file() else b""
-        if hashlib.sha256(data).hexdigest() != sha256:
-            raise SpecError(
-                f"{root / name} has changed since it was measured\n    run `gpurun improve` again"
-            )
-        files[name] = data
-    changed, notes = rewritten_files(found.changes, files, root)
+    for name, measured in found.code.items():
+        if file_hash(root / name) != measured:
+            raise SpecError(f"{root / name} {CHANGED}\n    run `gpurun improve` again")
+    changed, notes = rewritten_files(found.changes, root)
     if not changed:
         raise SpecError("\n    ".join(("no file can be changed without you", *notes)))
     return changed

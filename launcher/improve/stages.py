@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -59,16 +60,21 @@ class Stage:
         return [each.losses for each in self.observed(position)]
 
     def observed(self, position: int, rank: int = 0) -> list[Observed]:
-        """What a rank has done in each launch of a set that has ended well."""
-        found = []
-        for path in sorted((self.run.path / "launches").glob("*")):
-            if path.name.partition("~")[0] in self.launches(position):
-                with suppress(MachineError):
-                    found.append(read_json(self.run.observed(path.name, rank), Observed))
-        return found
+        """What a rank has done in each launch of a set."""
+        return self.seen_by_rank.get((self.ids[position], rank), [])
 
-    def launches(self, position: int) -> set[str]:
-        return {each.id for each in self.plan.launches if self.ids[position] in each.variants}
+    @cached_property
+    def seen_by_rank(self) -> dict[tuple[str, int], list[Observed]]:
+        """By variant and rank, as far as it was written: each file is read once."""
+        variants = {launch.id: launch.variants for launch in self.plan.launches}
+        found: dict[tuple[str, int], list[Observed]] = {}
+        for path in sorted((self.run.path / "launches").glob("*")):
+            for variant in variants.get(path.name.partition("~")[0], ()):
+                for rank in range(self.plan.variant(variant).world_size):
+                    with suppress(MachineError):
+                        seen = read_json(self.run.observed(path.name, rank), Observed)
+                        found.setdefault((variant, rank), []).append(seen)
+        return found
 
 
 @dataclass
@@ -136,8 +142,7 @@ class Search:
 
     def refuse_writes(self, stage: Stage) -> None:
         """Returns if the program writes only where each launch has its own directory."""
-        ranks = range(max(variant.world_size for variant in stage.plan.variants))
-        seen = (each for n in stage.ids for rank in ranks for each in stage.observed(n, rank))
+        seen = (each for launches in stage.seen_by_rank.values() for each in launches)
         if written := sorted({path for each in seen for path in each.writes}):
             more = f" and {len(written) - 3} more" if len(written) > 3 else ""
             raise SpecError(

@@ -70,8 +70,8 @@ class Improvement:
     changes: tuple[CallChange, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables to start the program with."""
-    sha256: Mapping[str, str] = field(default_factory=dict)
-    """Of the files to change, as they were measured."""
+    code: Mapping[str, str] = field(default_factory=dict)
+    """The files to change, with a hash of each as it was measured."""
     diff: str = ""
     complete: bool = False
 

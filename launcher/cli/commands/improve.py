@@ -108,8 +108,10 @@ def given_by(
 
     def invocation() -> Any:
         from gpurun.launcher.run.open import Invocation, program_invocation, read_invocation
+        from gpurun.launcher.rundir.paths import check_owner
 
         if resume is not None:
+            check_owner(resume)  # what it says is run, and written into files
             return read_invocation(resume / "1-original", overrides)
         if module is None and words[0].endswith((".yaml", ".yml")):
             return Invocation(Path(words[0]), overrides)

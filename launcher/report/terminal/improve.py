@@ -11,6 +11,7 @@ from gpurun.launcher.units import (
     half_width,
     is_lopsided,
     percent_decimals,
+    plural,
     round_up,
 )
 
@@ -50,20 +51,15 @@ def answer(found: Improvement, name: str) -> list[tuple[str, str]]:
         start = " ".join(f"{key}={value}" for key, value in found.env.items())
         write = f"{resume} --write applies the change" if found.diff else ""
         parts = (write, f"start with {start}" if start else "", *others)
-        kept = f"{len(found.kept)} of {plural_remedies(len(found.tried))} kept"
+        kept = f"{len(found.kept)} of {plural(len(found.tried), 'remedy')} kept"
         return [("Faster", f"{less}: {kept}"), ("Why", found.why), ("Next", "; ".join(filter(None, parts)))]
     yet = "" if found.complete else " yet"
-    tried = f"{len(found.tried)} of {plural_remedies(num)} tried"
+    tried = f"{len(found.tried)} of {plural(num, 'remedy')} tried"
     text = f"nothing is proven to make {found.name} faster{yet}: {tried}"
     is_open = any(each.verdict == "undecided" and each.percent is not None for each in found.tried)
     minutes = math.ceil((found.needs_s or 2 * found.budget_s) / 60)
     then = "; ".join((*others, *([f"try --budget {minutes}m"] if is_open else [])))
     return [("Answer", text), ("Why", found.why), ("Next", then if found.complete else resume)]
-
-
-def plural_remedies(number: int) -> str:
-    """`1 remedy`, `9 remedies`."""
-    return "1 remedy" if number == 1 else f"{number} remedies"
 
 
 def time_text(result: RemedyResult) -> str:

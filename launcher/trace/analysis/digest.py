@@ -501,13 +501,12 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
     scopes = tuple(picture.step(all_steps[i], i) for i in kept)
     collectives = local_collectives(trace, work, host)
     own_steps = [host[i] for i in kept]
-    why = _unreplayed(trace, work, own_steps)
-    tasks = None
+    why, tasks = _unreplayed(trace, work, own_steps), None
     if not why or ("critical-path" in show and (work.is_known.any() or not on_gpu)):
         starved = picture.starved(*task_window(trace, own_steps))
         tasks = tasks_of(trace, work, once.covered, starved, own_steps)
-    recorded = with_figures(recorded_note(host), file=str(path))
-    notes = [with_figures(each, file=str(path)) for each in _notes(trace, host, work, no_step)]
+    noted = (recorded_note(host), *_notes(trace, host, work, no_step))
+    recorded, *notes = (with_figures(each, file=str(path)) for each in noted)
     return Digest(
         path=path,
         base_ns=trace.base_ns,

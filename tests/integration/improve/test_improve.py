@@ -81,6 +81,16 @@ def test_a_program_that_writes_where_its_launches_meet_is_refused(tmp_path: Path
     assert json.loads((tmp_path / "found/improve.json").read_text())["complete"] is False
 
 
+def test_the_search_of_another_user_is_not_continued_nor_written(tmp_path: Path) -> None:
+    """What it says would be run, and put into files."""
+    found = tmp_path / "found"
+    (found / "1-original").mkdir(parents=True)
+    found.chmod(0o777)
+    (found / "improve.json").write_text("{}")
+    refused = gpurun(tmp_path, "improve", "--resume", "found", "--write", "--yes").ended(2)
+    assert "may write to found" in refused.err
+
+
 NO_STEP = "import torch\ntorch.ones(1)\n"
 FAILS = "raise SystemExit('no data')\n"
 

@@ -12,6 +12,7 @@ from gpurun.launcher.compare.model import Difference, StepTime
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.improve.improve import gain_of, improved, shares_of
 from gpurun.launcher.improve.stages import Search, Set
+from gpurun.launcher.inspect.stacks import file_hash
 from gpurun.launcher.rundir.improvement import Improvement, RemedyVerdict
 from gpurun.launcher.rundir.records import CallSite, Observed
 
@@ -58,6 +59,7 @@ class StandInStage:
         self.program, self.directory, self.is_seeded = program, directory, is_seeded
         self.sets = [tuple(row.code for row in chosen) for chosen in sets]
         self.rows = sets
+        self.code = {"train.py": file_hash(directory / "train.py")}
         self.plan = SimpleNamespace(variants=[])
         self.comparison = SimpleNamespace(findings=(), variants=[self.of(i) for i in range(len(sets))])
 
@@ -73,7 +75,7 @@ class StandInStage:
             verdict = self.program.verdicts.get(left[0], verdict)
         ranks = [SimpleNamespace(span_ms=100.0, input_ms=40.0, exposed_transfer_ms=5.0, exposed_wait_ms=0.0)]
         return SimpleNamespace(
-            status="ok", reason=None, step_ms=StepTime(ms), wall_s=2.0, ranks=ranks,
+            status="ok", code=self.code, reason=None, step_ms=StepTime(ms), wall_s=2.0, ranks=ranks,
             vs_baseline=Difference(percent, (percent - 1, percent + 1), cast(Any, verdict)),
         )  # fmt: skip
 
@@ -174,6 +176,20 @@ def test_a_conflict_is_a_failure_of_what_gains_least_alone(tmp_path: Path) -> No
     found = searched(program, tmp_path)
     assert [each.code for each in found.kept] == [WORKERS]
     assert verdict(found, FUSED) == "failed"
+
+
+def test_a_file_that_is_edited_while_the_search_runs_is_left_to_its_editor(tmp_path: Path) -> None:
+    """The lines of calls are those of the file that was measured."""
+
+    def edits(codes: tuple[str, ...]) -> bool:
+        if codes:
+            (tmp_path / "train.py").write_text(f"import torch\n{FILE}")
+        return False
+
+    found = searched(StandIn(times={WORKERS: 0.7}, fails=edits), tmp_path)
+    assert [each.code for each in found.kept] == [WORKERS]
+    assert (found.diff, found.changes) == ("", ())
+    assert "train.py has changed since it was measured" in found.notes
 
 
 def test_what_isnt_decided_is_not_kept(tmp_path: Path) -> None:
