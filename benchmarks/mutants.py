@@ -60,8 +60,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "terminated-ranks-look-failed",
         "launcher/processes/pool.py",
-        "        self._signals += (signal.SIGTERM,)\n",
-        "        self._signals += ()\n",
+        "            self._signals += (number,)\n",
+        "            self._signals += ()\n",
         ("tests/integration/processes", "tests/unit/failures/test_root_cause.py"),
         "ranks that the command itself ended by SIGTERM count as failures of their own",
     ),
@@ -198,8 +198,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "traced-steps-are-timed",
         "launcher/worker/program/program_rank.py",
-        'self._ended.append((self._start, now, "profile" if self._is_slowed else kind))',
-        'self._ended.append((self._start, now, "profile" if self._is_captured else kind))',
+        "is_slowed = self.profilers.slow_the_step() or self._is_slowed",
+        "is_slowed = self.profilers.slow_the_step() or self._is_captured",
         ("tests/unit/worker/test_program_steps.py", "tests/integration/programs/test_programs.py"),
         "the steps of a program that its planned trace slows down count as timed",
     ),
