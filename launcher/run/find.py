@@ -10,6 +10,7 @@ from gpurun.launcher.errors import SpecError, unreadable
 from gpurun.launcher.jobfile.yaml.describe import nearest
 from gpurun.launcher.rundir.files import RunDir, newest_name
 from gpurun.launcher.rundir.paths import (
+    IMPROVEMENT,
     LATEST,
     SELFTEST,
     Url,
@@ -66,6 +67,9 @@ def _found(path: Path) -> str:
     selftest = next((each for each in _meant(path) if (each / SELFTEST).is_file()), None)
     if selftest is not None:
         return f"{source_of(path)} is a self-test, not a run: what it found is in {selftest / SELFTEST}"
+    if (path / IMPROVEMENT).is_file():
+        shown = shlex.quote(str(source_of(path)))
+        return f"{shown} is a search, not a run: `gpurun improve --resume {shown}` shows what it found"
     return f"{source_of(path)}: no run here" if path.exists() else f"there is no run `{path}`"
 
 

@@ -27,7 +27,8 @@ from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.claim import Running
 from gpurun.launcher.rundir.files import RunDir, open_file
-from gpurun.launcher.rundir.paths import rank_files
+from gpurun.launcher.rundir.improvement import Improvement
+from gpurun.launcher.rundir.paths import IMPROVEMENT, rank_files
 from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.rundir.store import source_of
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces
@@ -372,6 +373,15 @@ def read_plan(listed: Listed) -> Plan | None:
 
 def read_host(listed: Listed) -> dict[str, Any]:
     return _read(listed, listed.run.host, dict[str, Any]) or {}
+
+
+def improvement_file(listed: Listed) -> Path:
+    """What the search has found to which the run belongs, if it belongs to a search of `gpurun improve`."""
+    return listed.path.parent / IMPROVEMENT
+
+
+def read_improvement(listed: Listed) -> Improvement | None:
+    return _read(listed, improvement_file(listed), Improvement)
 
 
 def outline(listed: Listed) -> Outline:

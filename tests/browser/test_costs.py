@@ -336,6 +336,29 @@ def test_points_are_where_their_figures_say_and_rows_and_keys_find_them(open_tab
     )
 
 
+@pytest.mark.parametrize("width", [420, 1280])
+def test_a_search_for_remedies_shows_the_answer_each_verdict_and_the_change(
+    open_tab: OpenTab, width: int
+) -> None:
+    tab = open_tab("improved/3-together-1", tab="search", width=width)
+    expect(tab.find("h1")).to_have_text(
+        "27 % less time per step than train.py as it is (25 to 29): 1 of 1 remedy kept"
+    )
+    expect(tab.find("h1 + .sub")).to_have_text("Why: ranks waited 44 % of a step for data")
+    rows = tab.find("[data-remedy]")
+    texts = [
+        "DataLoader(num_workers=2)",
+        "\N{MINUS SIGN}27.0",
+        "kept",
+        *(["train.py:41"] if width > 420 else []),
+    ]
+    expect(rows.nth(0).locator("td:visible:not(.muted):not(.c-forest)")).to_have_text(texts)
+    expect(rows.nth(1)).to_contain_text("not tried")
+    expect(tab.find("pre.diff")).to_contain_text("+DataLoader(data, num_workers=2)")
+    assert tab.widths() == (width, width), "the page must not scroll sideways"
+    tab.watched.shoot(f"remedies-{width}")
+
+
 def test_a_search_that_goes_on_says_so_and_another_run_is_none(open_tab: OpenTab) -> None:
     tab = open_tab("searching", tab="search")
     expect(tab.find("h1")).to_contain_text("The search is not over: 8 of 10 different combinations")

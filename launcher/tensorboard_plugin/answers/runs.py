@@ -17,6 +17,7 @@ from gpurun.launcher.plan.model import Identity
 from gpurun.launcher.report.footnotes import detail_lines, with_next_step
 from gpurun.launcher.report.markdown import lines_after
 from gpurun.launcher.report.metrics import PARTS, PHASES, answer_figures, described, figures_of, timed_parts
+from gpurun.launcher.report.terminal.improve import answer
 from gpurun.launcher.report.terminal.table import KNEE, NO_KNEE, curve_tables
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.paths import SELFTEST, bytes_below, is_name
@@ -44,9 +45,11 @@ from gpurun.launcher.tensorboard_plugin.logdir import (
     Status,
     changed_s,
     find_all,
+    improvement_file,
     outline,
     read_comparison,
     read_host,
+    read_improvement,
     read_plan,
     status,
     variant_steps,
@@ -146,7 +149,8 @@ def run_version(listed: Listed) -> str:
     if listed.kind == "traces":
         return version(listed.trace_names, files=[each.path for each in listed.traces_of(TRACES)])
     directories = sorted((run.path / "variants").glob("*"))
-    return version(status(listed), files=(run.comparison, run.plan, run.host, *directories))
+    files = (run.comparison, run.plan, run.host, improvement_file(listed), *directories)
+    return version(status(listed), files=files)
 
 
 def run_answer(run: RunDir | Listed, comparison: Comparison | None = None) -> dict[str, Any]:
@@ -182,6 +186,22 @@ def run_answer(run: RunDir | Listed, comparison: Comparison | None = None) -> di
         },
         "metrics": described(figures_of(comparison.variants)) if comparison else [],
         "variants": variants(listed, comparison),
+        "improvement": _improvement(listed),
+    }
+
+
+def _improvement(listed: Listed) -> dict[str, Any] | None:
+    """What `gpurun improve` has found by this run and others, in the words of the terminal."""
+    found = read_improvement(listed)
+    if found is None:
+        return None
+    (_, headline), *rest = answer(found, shlex.quote(str(listed.path.parent)))
+    return {
+        "headline": headline,
+        "details": [[label, text] for label, text in rest if text],
+        "remedies": found.remedies,
+        "diff": found.diff,
+        "notes": found.notes,
     }
 
 

@@ -171,7 +171,8 @@ export class App {
 
   /** The views that the run has: traces have no ranking, and a search is only shown of others where it is asked for. */
   get tabs() {
-    const isSearch = this.run?.comparison?.search != null || this.state.get('tab') === 'search';
+    const isSearch =
+      (this.run?.comparison?.search ?? this.run?.answer.improvement) != null || this.state.get('tab') === 'search';
     /** @type {{ [tab: string]: boolean }} */
     const has = { splits: !this.run?.isTraces, search: !this.run?.isTraces && isSearch };
     if (this.run?.isOfCurves) for (const view of ['where', 'timeline', 'operators', 'tables', 'devices']) has[view] = false;

@@ -44,6 +44,26 @@ interface RunAnswer {
   bars: BarSentences;
   metrics: Metric[];
   variants: PlannedVariant[];
+  improvement: Improvement | null;
+}
+
+/** What `gpurun improve` has found by this run and the others next to it. */
+interface Improvement {
+  headline: string;
+  /** `Why` and `Next`, with what they say. */
+  details: [string, string][];
+  remedies: RemedyResult[];
+  diff: string;
+  notes: string[];
+}
+
+interface RemedyResult {
+  code: string;
+  place: string;
+  verdict: 'kept' | 'same' | 'slower' | 'undecided' | 'failed' | 'changes numerics' | 'other random numbers' | 'not tried';
+  percent: number | null;
+  ci: Interval | null;
+  why: string;
 }
 
 /** `host.json`; empty for traces that gpurun did not record. */

@@ -30,6 +30,7 @@ from gpurun.launcher.compare.model import (
 from gpurun.launcher.compare.ranking import standings, time_per_sample
 from gpurun.launcher.findings.finding import Finding, finding, ranked
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, write_json
+from gpurun.launcher.rundir.improvement import Gain, Improvement, RemedyResult
 from gpurun.launcher.rundir.records import Effect, SearchRecord, Status, TimeChange, TrialRecord, Unmeasured
 from tests.browser.samples.sample_traces import write_traces
 from tests.known import known
@@ -309,6 +310,36 @@ def write_ranks(path: Path, count: int = 64) -> RunDir:
     )
     run = write_comparison(path, "ranks", [one, variant("ddp", [2 * count, 2 * count], 60.0, percent=96.0)])
     write_traces(run.variant(one.id), compute, num_steps=3, kernels_per_step=10)
+    return run
+
+
+def write_improvement(path: Path) -> RunDir:
+    """The last run of `gpurun improve`: a remedy is kept, another wasn't tried."""
+    own, best = (
+        variant("ddp", (32, 32), 20.0),
+        variant("ddp", (33, 31), 14.6, percent=-27.0, verdict="faster"),
+    )
+    kept = RemedyResult(
+        *("DataLoader(num_workers=2)", "DataLoader", "train.py:41", "kept"), -27.0, (-29.0, -25.1)
+    )
+    other = RemedyResult(
+        *("DataLoader(pin_memory=True)", "DataLoader", "train.py:41", "not tried"),
+        why="it has no effect on CPUs",
+    )
+    found = Improvement(
+        *(
+            1,
+            "train.py",
+            240.0,
+            Gain(-27.0, (-29.0, -25.1)),
+            (kept, other),
+            "ranks waited 44 % of a step for data",
+        ),
+        diff="--- a/train.py\n+++ b/train.py\n@@ -41 +41 @@\n-DataLoader(data)\n+DataLoader(data, num_workers=2)\n",
+        complete=True,
+    )
+    run = write_comparison(path / "3-together-1", "improved", [best, own])
+    write_json(path / "improve.json", found)
     return run
 
 

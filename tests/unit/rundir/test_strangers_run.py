@@ -351,6 +351,10 @@ def test_a_pointer_to_the_newest_run_may_hold_anything(run: RunDir) -> None:
         SpecError, match=r"is a self-test, not a run: what it found is in .*/machine/selftest\.json"
     ):
         find_run(pointer)
+    pointer.unlink()
+    (run.path.parent / "improve.json").write_text("{}")
+    with pytest.raises(SpecError, match=r"is a search, not a run: `gpurun improve --resume .*` shows"):
+        find_run(run.path.parent)
 
 
 def test_a_log_of_no_rank_is_none(run: RunDir) -> None:

@@ -1,4 +1,5 @@
-// Search: what `gpurun tune` has tried, what each value does to the time, and what was left out.
+// Search: what `gpurun tune` has tried, what each value does to the time, and what was left out; or what
+// `gpurun improve` has.
 
 import { headline } from '../shared/controls.js';
 import { el, replace, wholeWords } from '../shared/dom.js';
@@ -9,6 +10,7 @@ import { rowKeys, SHORT, virtualRows } from '../shared/virtual.js';
 import { STATUS_WORDS } from '../splits/words.js';
 import { effectsTable } from './effects.js';
 import { pointsChart, pointsLegend, WORDS } from './points.js';
+import { showRemedies } from './remedies.js';
 
 const ROW_PX = 22;
 const TRIED = 'Combinations that were tried, fastest first';
@@ -20,7 +22,7 @@ const TRIED = 'Combinations that were tried, fastest first';
  */
 export function showSearch(host, app) {
   const search = app.run.comparison?.search;
-  if (!search) return noSearch(host);
+  if (!search) return app.run.answer.improvement ? showRemedies(host, app.run.answer.improvement) : noSearch(host);
   const { answer } = app.run;
   const tried = search.combinations.map((one) => new Combination(one, search)).sort((a, b) => a.order - b.order);
   const failed = tried.filter((one) => one.ms == null);
