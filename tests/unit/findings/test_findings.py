@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import string
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -30,7 +31,6 @@ from gpurun.launcher.findings.finding import (
 from gpurun.launcher.findings.finding_kinds import ADVICE, KINDS, SPENT, Kind, cases_of, outline
 from gpurun.launcher.report.terminal.table import render_table
 from gpurun.launcher.rundir.files import RunDir
-from tests.said import num_literals
 
 ROOT = Path(__file__).resolve().parents[3]
 RUNS = sorted((ROOT / "docs" / "runs").iterdir())
@@ -55,33 +55,24 @@ def test_there_are_few_kinds() -> None:
     assert len(KINDS) <= MOST_KINDS
 
 
-def test_every_kind_is_found_somewhere() -> None:
-    table = ROOT / "launcher" / "findings" / "finding_kinds.py"
-    sources = [path.read_text() for path in (ROOT / "launcher").rglob("*.py") if path != table]
-    unused = [code for code in KINDS if not any(f'"{code}"' in source for source in sources)]
-    assert unused == []
+PARTS = {part.replace("_", "-") for part in SPENT}
+OF_PARTS = PARTS | {f"{part}-{form}" for part in PARTS for form in ("balanced", "alike", "in-job")}
+"""Advice about a part of a step; `advice_for` makes its name."""
 
 
-def test_every_case_of_traces_is_found_somewhere() -> None:
-    table = ROOT / "launcher" / "findings" / "trace_cases.py"
-    sources = [path.read_text() for path in (ROOT / "launcher").rglob("*.py") if path != table]
-    unused = [case for case in trace_cases.NOTICED if not any(f'"{case}"' in source for source in sources)]
-    assert unused == []
-
-
-def test_few_texts_are_outside_of_the_table() -> None:
-    """There were 859 by this count before the table."""
-    assert num_literals() <= 0.6 * 859
-
-
-def test_every_advice_is_given_somewhere() -> None:
-    """That about a part of a step by `advice_for`, which makes its name."""
-    table = ROOT / "launcher" / "findings" / "finding_kinds.py"
-    sources = [path.read_text() for path in (ROOT / "launcher").rglob("*.py") if path != table]
-    parts = {part.replace("_", "-") for part in SPENT}
-    forms = {f"{part}-{form}" for part in parts for form in ("balanced", "alike", "in-job")}
-    named = [case for case in ADVICE if case not in parts | forms]
-    assert [case for case in named if not any(f'"{case}"' in source for source in sources)] == []
+@pytest.mark.parametrize(
+    ("table", "names"),
+    [
+        ("finding_kinds.py", KINDS),
+        ("trace_cases.py", trace_cases.NOTICED),
+        ("finding_kinds.py", ADVICE.keys() - OF_PARTS),
+    ],
+    ids=["kinds", "cases of traces", "advice"],
+)
+def test_every_row_is_found_somewhere(table: str, names: Iterable[str]) -> None:
+    paths = (ROOT / "launcher").rglob("*.py")
+    text = "".join(path.read_text() for path in paths if path != ROOT / "launcher" / "findings" / table)
+    assert [name for name in names if f'"{name}"' not in text] == []
 
 
 @pytest.mark.parametrize("code", KINDS)
