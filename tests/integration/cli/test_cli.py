@@ -38,21 +38,6 @@ def test_a_bad_job_file_is_reported_with_its_place(tmp_path: Path, content: byte
     assert not (tmp_path / "owned").exists()
 
 
-@pytest.mark.parametrize("command", ["job", "check", "report", "diff"])
-def test_a_missing_argument_is_named_with_what_to_do(tmp_path: Path, command: str, wording: Wording) -> None:
-    result = gpurun(tmp_path, command)
-    wording(result.err)
-    assert result.code == 2
-
-
-def test_what_is_no_job_file(tmp_path: Path) -> None:
-    assert "this is a directory" in gpurun(tmp_path, "check", ".").err
-    missing = gpurun(tmp_path, "nothing.yaml").ended(2)
-    assert "nothing.yaml" in missing.err
-    typo = gpurun(tmp_path, "chek").ended(2)
-    assert "gpurun check" in typo.err
-
-
 def test_gpus_that_are_not_there_are_the_machines_fault(tmp_path: Path) -> None:
     write(tmp_path, "job.yaml", JOB.replace("cpu:2", "[cuda:0, cuda:97]"))
     result = gpurun(tmp_path, "job.yaml", "--out", "run").ended(3)
@@ -219,19 +204,6 @@ def test_no_file_can_be_made_below_a_file(tmp_path: Path) -> None:
     assert "a part of that path is not a directory" in result.err
     assert "--out" not in result.err
     assert "space" not in result.err
-
-
-def test_mistakes_of_gpurun_run_have_the_commands_name_once(tmp_path: Path, wording: Wording) -> None:
-    result = gpurun(tmp_path, "run", "nope.py", "--devices", "cpu:2").ended(2)
-    wording(result.err)
-    result = gpurun(tmp_path, "run", "-m", "no_such_package", "--devices", "cpu:2").ended(2)
-    wording(result.err.splitlines()[0])
-    wording(result.err)
-
-
-def test_resume_without_a_job_says_what_to_type(tmp_path: Path, wording: Wording) -> None:
-    result = gpurun(tmp_path, "--resume").ended(2)
-    wording(result.err)
 
 
 @pytest.mark.usefixtures("_job")

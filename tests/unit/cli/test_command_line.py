@@ -54,6 +54,8 @@ COMMAND_LINES = SNAPSHOTS / "mistakes/command-lines.txt"
 """Mistakes on the command line after `$ `, with what each is answered after `> `."""
 FILES = {
     "job.yaml": "workload: mlp\ndevices: cpu:2\nglobal_batch: 8\n",
+    "wrong.yaml": "workload: gpt\nglobal_batch: 0\nprecison: bf16\n",
+    "program.yaml": "script: train.py\ndevices: cpu:1\n",
     "train.py": "print()\n",
     "models/net.py": "def build(width=8, *, depth): ...\n",
     "train.sh": "#!/bin/bash\ntorchrun train.py\n",
@@ -123,17 +125,6 @@ def ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *
     return capsys.readouterr().err
 
 
-def test_every_mistake_begins_with_the_commands_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    job = tmp_path / "job.yaml"
-    job.write_text("workload: gpt\nglobal_batch: 0\nprecison: bf16\n")
-    lines = ended(monkeypatch, capsys, "check", str(job)).splitlines()
-    mistakes = [line for line in lines if not line.startswith("    ")]
-    assert len(mistakes) == 2
-    assert all(line.startswith(f"gpurun: {job}:") for line in mistakes)
-
-
 def test_mistakes_on_the_command_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -147,7 +138,10 @@ def test_mistakes_on_the_command_line(
     (tmp_path / "empty").mkdir()
     cases = [line for line in COMMAND_LINES.read_text().splitlines() if line.startswith("$ ")]
     assert len(cases) >= 50
-    answers = {case: ended(monkeypatch, capsys, *shlex.split(case)[2:]) for case in cases}
+    answers = {
+        case: ended(monkeypatch, capsys, *shlex.split(case)[2:]).replace(str(tmp_path), "HERE")
+        for case in cases
+    }
     assert all(len(textwrap.wrap(answer, 80)) < 24 for answer in answers.values())  # one screen
     shown = ("\n> ".join([case, *answer.splitlines()]) for case, answer in answers.items())
     snapshot("mistakes/command-lines.txt", "\n\n".join(shown) + "\n")

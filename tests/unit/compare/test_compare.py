@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 import pytest
 
 from gpurun.launcher.compare.build import compare_run
@@ -309,15 +308,6 @@ def test_throughput_not_step_time_ranks_different_batches(files: Files, wording:
     assert found.ci == pytest.approx((-25, -25))
     assert comparison.fastest == large.id
     wording(comparison.summary)
-
-
-def test_a_comparison_survives_its_file(files: Files) -> None:
-    write_splits(files)
-    comparison = compare_run(files.run)
-    write_json(files.run.comparison, comparison)
-    again = msgspec.json.decode(files.run.comparison.read_bytes(), type=Comparison)
-    assert msgspec.json.encode(again) == msgspec.json.encode(comparison)
-    assert again.variants[1].vs_baseline == comparison.variants[1].vs_baseline
 
 
 @pytest.mark.parametrize("rounds", [3, 8, 20, 28])

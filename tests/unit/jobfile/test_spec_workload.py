@@ -27,7 +27,6 @@ from gpurun.launcher.jobfile.params import (
     render_entry,
     signature_of,
     signature_of_function,
-    workload_reference,
 )
 from gpurun.launcher.jobfile.yaml.tree import parse_source
 from gpurun.launcher.run.open import Invocation, load_invocation
@@ -343,10 +342,6 @@ def test_a_check_and_a_run_look_for_these_files_and_what_is_run_elsewhere_does_n
 
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-def test_docs_hold_the_catalogue_as_it_is_made() -> None:
-    assert (ROOT / "docs" / "workloads.md").read_text() == workload_reference()  # to renew it: make docs
 
 
 def test_the_catalogue_has_every_workload_and_every_parameter() -> None:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from gpurun.launcher import start
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.compare.label import left_out_texts
-from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.errors import MachineError
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.plan.estimate import Earlier
 from gpurun.launcher.plan.model import Launch, Plan, Process, SkippedCombination, Variant
@@ -109,10 +109,6 @@ def test_check_leaves_nothing_out_when_it_is_piped(tmp_path: Path) -> None:
     assert max(map(len, shown.splitlines())) > 200
 
 
-def test_sentences_fit_80_columns_in_a_pipe_too() -> None:
-    assert max(map(len, render_plan(SHARED, SPEC, 80, plain=True).splitlines())) <= 80
-
-
 def test_estimated_memory(wording: Wording) -> None:
     peak = MemoryPeak(parameters=2**30, gradients=2**30, activations=3 * 2**30)
     found = {
@@ -130,14 +126,6 @@ def test_a_table_of_memory_has_one_unit() -> None:
     cells = [re.split(r"\s{2,}", row)[1:4] for row in rows]
     assert cells == [["92.00 MiB", "90.00 MiB", "0.00 MiB"], ["180.00 MiB", "180.00 MiB", "0.00 MiB"]]
     assert "GiB" not in render_memory({EVEN.id: MemoryEstimate(reason="why")}, 200, plain=True)
-
-
-def test_the_memory_of_a_program_is_not_known(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("")
-    job = tmp_path / "job.yaml"
-    job.write_text("script: train.py\ndevices: cpu:1\n")
-    with pytest.raises(SpecError, match="--memory needs a workload"):
-        CliRunner().invoke(cli, ["check", str(job), "--memory"], catch_exceptions=False)
 
 
 def test_an_estimate_that_takes_too_long_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

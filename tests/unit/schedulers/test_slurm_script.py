@@ -32,11 +32,6 @@ def test_the_script_is_as_it_was_reviewed() -> None:
     assert script == GOLDEN.read_text()
 
 
-def test_bash_can_read_it() -> None:
-    script = batch_script(submission(), SubmitOptions())
-    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
-
-
 def test_a_name_with_other_letters_than_ascii_has_a_label_in_slurm() -> None:
     script = batch_script(submission(name="größe"), SubmitOptions())
     assert "#SBATCH --job-name=job-0\n" in script
