@@ -3,7 +3,7 @@
 import re
 import sys
 import textwrap
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
@@ -23,18 +23,11 @@ from gpurun.launcher.run.job import Output
 from gpurun.launcher.run.running_attempt import Starter
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_json
 from gpurun.launcher.rundir.records import ProgramConfig, Restart
-from tests.unit.plan.machines import FakeGpu as Gpu
+from tests.unit.plan.machines import FakeGpu, FakeMachine
 from tests.wording import Wording
 
-
-@dataclass(frozen=True)
-class Machine:
-    cpu_cores: int = 8
-    gpus: tuple[Gpu, ...] = ()
-    notes: tuple[str, ...] = ()
-    topology: Topology = field(default_factory=lambda: Topology({0: (0, 1, 2, 3)}, ((0,), (1,), (2,), (3,))))
-    free_cores: int | None = None
-    has_mps: bool = False
+CORES = Topology({0: (0, 1, 2, 3)}, ((0,), (1,), (2,), (3,)))
+MACHINE = FakeMachine(8, topology=CORES)
 
 
 def job_file(directory: Path, text: str, **files: str) -> Path:
@@ -52,8 +45,8 @@ def mistakes(directory: Path, text: str, **files: str) -> str:
     return str(caught.value).replace(f"{directory}/", "")
 
 
-def plan_of(directory: Path, text: str, machine: Machine | None = None) -> Plan:
-    return build_plan(load_job(job_file(directory, text)), machine or Machine())
+def plan_of(directory: Path, text: str, machine: FakeMachine = MACHINE) -> Plan:
+    return build_plan(load_job(job_file(directory, text)), machine)
 
 
 def test_a_module_is_found_next_to_the_job_without_importing_its_package(tmp_path: Path) -> None:
@@ -151,7 +144,7 @@ def test_ranks_know_how_often_they_have_been_started_again(
     run, (launch,) = RunDir(tmp_path / "run"), plan.launches
     failed = [Restart(0, attempt, 1, "why") for attempt in ("01-script-1", "01-script-1~2", "02-other")]
     append_lines(run.restarts, failed)
-    starter = Starter(plan, load_job(tmp_path / "job.yaml"), run, tmp_path, Machine())
+    starter = Starter(plan, load_job(tmp_path / "job.yaml"), run, tmp_path, MACHINE)
     _, rank = starter.prepare(launch, "01-script-1~3", dict.fromkeys(launch.variants, 1))
     assert rank.env["TORCHELASTIC_RESTART_COUNT"] == "2"
     assert rank.env["TORCHELASTIC_RUN_ID"] == (run_id or f"{plan.name}-{launch.id}")
@@ -162,7 +155,7 @@ def test_ranks_are_observed_and_seeded_where_the_plan_says_so(tmp_path: Path) ->
     run, (launch,) = RunDir(tmp_path / "run"), plan.launches
     found = []
     for each in (plan, replace(plan, observe=True, seeds_steps=True)):
-        starter = Starter(each, load_job(tmp_path / "job.yaml"), run, tmp_path, Machine())
+        starter = Starter(each, load_job(tmp_path / "job.yaml"), run, tmp_path, MACHINE)
         starter.prepare(launch, launch.id, dict.fromkeys(launch.variants, 1))
         config = read_json(run.launch_config(launch.id), ProgramConfig)
         found.append((config.observe, config.seeds_steps, config.calls))
@@ -170,7 +163,7 @@ def test_ranks_are_observed_and_seeded_where_the_plan_says_so(tmp_path: Path) ->
 
 
 def test_every_rank_sees_all_gpus_of_its_launch_by_uuid(tmp_path: Path) -> None:
-    machine = Machine(gpus=(Gpu("GPU-a"), Gpu("GPU-b"), Gpu("GPU-c")))
+    machine = replace(MACHINE, gpus=(FakeGpu("GPU-a"), FakeGpu("GPU-b"), FakeGpu("GPU-c")))
     plan = plan_of(tmp_path, "script: train.py\ndevices: [cuda:2, cuda:0]\n", machine)
     seen = [process.env["CUDA_VISIBLE_DEVICES"] for process in plan.launches[0].processes]
     assert seen == ["GPU-c,GPU-a"] * 2
@@ -233,7 +226,7 @@ def test_what_is_proposed_to_compare_is_a_job(tmp_path: Path, kind: JobKind) -> 
     }
     spec = load_job(job_file(tmp_path, f"{heads[kind.name]}\n{kind.example}\n"))
     assert spec.kind == kind
-    assert len(build_plan(spec, Machine()).variants) == 2
+    assert len(build_plan(spec, MACHINE).variants) == 2
 
 
 @pytest.mark.parametrize("one", ["cuda:0", "cuda:1@0", "GPU-1b2c", "MIG-1b2c"])
@@ -249,7 +242,7 @@ def test_one_gpu_needs_no_list(one: str) -> None:
 def test_the_plan_names_the_steps_that_ranks_trace(tmp_path: Path, devices: str, wording: Wording) -> None:
     """On a GPU later ones, since those after them don't count."""
     spec = load_job(job_file(tmp_path, f"script: train.py\ndevices: {devices}\n"))
-    plan = build_plan(spec, Machine(gpus=(Gpu("GPU-a"),)))
+    plan = build_plan(spec, replace(MACHINE, gpus=(FakeGpu("GPU-a"),)))
     (only,) = plan.variants
     given = program_config(spec, only, "01-script-1", run_dir=tmp_path, job_dir=tmp_path, is_first=True)
     (line,) = (line for line in render_plan(plan, spec, 200).splitlines() if "are traced" in line)

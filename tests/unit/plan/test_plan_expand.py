@@ -72,16 +72,26 @@ def test_every_combination_of_the_job_in_the_readme_is_a_variant() -> None:
     assert found.left_out == ()
 
 
-def test_splits_that_come_to_the_same_samples_merge(wording: Wording) -> None:
-    found = expanded('global_batch: 64\ncompare: {split: [[48, 16], "3:1", even, [32, 32]]}\n')
-    assert ids(found) == ["ddp-2-48-16", "ddp-2-even"]
-    wording(found.notes)
-
-
-def test_values_listed_twice_are_measured_once(wording: Wording) -> None:
-    found = expanded("global_batch: 64\ncompare: {strategy: [ddp, dp, ddp], split: [[48, 16], [48, 16]]}\n")
-    assert ids(found) == ["ddp-2-48-16", "dp-2-48-16"]
-    wording(found.notes)
+@pytest.mark.parametrize(
+    ("compare", "found"),
+    [
+        ('split: [[48, 16], "3:1", even, [32, 32]]', ["ddp-2-48-16", "ddp-2-even"]),
+        ("strategy: [ddp, dp, ddp], split: [[48, 16], [48, 16]]", ["ddp-2-48-16", "dp-2-48-16"]),
+        ("device_count: [2, 3], split: [even, [10, 20, 34]]", ["ddp-2-even"]),
+        (
+            "global_batch: [64, 32], split: [[48, 16], [24, 8]]",
+            ["ddp-2-48-16-global_batch-64", "ddp-2-24-8-global_batch-32"],
+        ),
+        ("precision: [tf32, fp32]", ["ddp-2-even-precision-fp32"]),
+    ],
+    ids=["the same samples", "twice", "more devices than are here", "batches", "tf32 on a CPU"],
+)
+def test_what_comes_to_the_same_merges_and_what_cannot_be_is_left_out(
+    compare: str, found: list[str], wording: Wording
+) -> None:
+    expansion = expanded(f"global_batch: 64\ncompare: {{{compare}}}\n")
+    assert ids(expansion) == found
+    wording(expansion.notes, [item.reason for item in expansion.left_out])
 
 
 def test_a_merged_split_can_be_the_baseline_by_either_name() -> None:
@@ -145,11 +155,6 @@ def test_a_setting_that_a_strategy_lacks_is_noted_with_its_value_as_in_the_job()
     assert found.notes == ("ddp has no `reshard`: false is not used",)
 
 
-def test_a_split_for_more_devices_than_are_here_is_no_mistake_of_the_job() -> None:
-    found = expanded("global_batch: 64\ncompare: {device_count: [2, 3], split: [even, [10, 20, 34]]}\n")
-    assert ids(found) == ["ddp-2-even"]
-
-
 def test_fewer_chunks_than_devices_run_on_fewer(wording: Wording) -> None:
     found = expanded("global_batch: 9\ndevices: cpu:4\n", FakeMachine(4))
     (variant,) = found.variants
@@ -186,12 +191,6 @@ def test_what_cannot_be_is_left_out_with_its_reason() -> None:
     assert len(found.left_out) == 5  # not once more for every seed
 
 
-def test_batches_that_a_split_does_not_fit_are_left_out(wording: Wording) -> None:
-    found = expanded("global_batch: 64\ncompare: {global_batch: [64, 32], split: [[48, 16], [24, 8]]}\n")
-    assert ids(found) == ["ddp-2-48-16-global_batch-64", "ddp-2-24-8-global_batch-32"]
-    wording([item.reason for item in found.left_out])
-
-
 def test_balanced_may_leave_a_device_out_if_the_job_says_so(wording: Wording) -> None:
     few = "global_batch: 1\nsplit: balanced\n"
     assert ids(expanded(f"{few}min_local_batch: 0\n")) == ["ddp-2-balanced"]
@@ -224,12 +223,6 @@ def test_params_are_laid_over_those_at_the_top() -> None:
         {"width": 16, "layers": 2},
     ]
     assert ids(found) == ["ddp-2-even", "ddp-2-even-width-16"]
-
-
-def test_tf32_among_others_is_left_out_on_cpu(wording: Wording) -> None:
-    found = expanded("global_batch: 64\ncompare: {precision: [tf32, fp32]}\n")
-    assert ids(found) == ["ddp-2-even-precision-fp32"]
-    wording(found.left_out[0].reason)
 
 
 @pytest.mark.parametrize(

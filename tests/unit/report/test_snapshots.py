@@ -51,8 +51,9 @@ def test_the_table(width: int, snapshot: Snapshot) -> None:
     snapshot(f"table-{width}.txt", bare(render_table(COMPARISON, width, plain=False, run_path=RUN)))
 
 
-def test_the_table_in_a_pipe(snapshot: Snapshot) -> None:
-    snapshot("table-pipe.txt", render_table(COMPARISON, 80, plain=True, run_path=RUN) + "\n")
+@pytest.mark.parametrize("width", [40, 80])
+def test_the_table_in_a_pipe(width: int, snapshot: Snapshot) -> None:
+    snapshot("table-pipe.txt", render_table(COMPARISON, width, plain=True, run_path=RUN) + "\n")
 
 
 def test_markdown(snapshot: Snapshot) -> None:

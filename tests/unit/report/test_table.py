@@ -30,7 +30,6 @@ from gpurun.launcher.report.terminal.table import (
 )
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import GRADIENT_DIFFERS, Status
-from gpurun.launcher.units import format_rate
 from tests.sample import COMPARISON
 from tests.wording import Wording
 
@@ -144,19 +143,6 @@ def test_the_table_never_wraps(width: int) -> None:
     lines = lines_of(shown(COMPARISON, width))
     assert max(cell_len(line) for line in lines) <= width
     assert [line.split()[0] for line in lines[:8]] == ["variant", *["ddp"] * 4, "dp", "single", "dp"]
-
-
-def test_a_pipe_gets_no_escapes_no_box_drawing_and_one_line_per_variant() -> None:
-    text = render_table(COMPARISON, 40, plain=True, run_path=RUN)
-    assert "\x1b" not in text
-    assert not re.search("[\u2500-\u259f]", text)
-    rows = [line for line in text.splitlines() if re.match(r"(ddp|dp|single) ", line)]
-    assert len(rows) == len(COMPARISON.variants)
-    first, (header, *_) = (part.splitlines() for part in text.split("\n\n")[:2])
-    assert "peak GiB" in header
-    assert [line.split("  ")[0] for line in first[:3]] == ["Fastest", "Why", "Next"]
-    assert re.split(" +", rows[0])[6] == format_rate(1520) == "1,520"  # as in the sentences below
-    assert all(each.text in text for each in COMPARISON.findings if each.level in ("answer", "cause"))
 
 
 def test_a_few_samples_per_second_keep_their_digits() -> None:

@@ -60,6 +60,13 @@ def run(tmp_path: Path) -> RunDir:
     return run
 
 
+@pytest.fixture
+def even(run: RunDir) -> EventAccumulator:
+    """What TensorBoard sees of the variant that has steps."""
+    write_tensorboard(COMPARISON, run)
+    return read(run.variant("ddp-2-even"))
+
+
 def read(directory: Path) -> EventAccumulator:
     """What TensorBoard sees of one of its runs."""
     accumulator = EventAccumulator(str(directory))
@@ -75,24 +82,20 @@ def hparams(found: EventAccumulator, tag: str) -> HParamsPluginData:
     return HParamsPluginData.FromString(found.summary_metadata[tag].plugin_data.content)
 
 
-def test_scalars_by_step_rank_and_round(run: RunDir) -> None:
-    write_tensorboard(COMPARISON, run)
-    found = read(run.variant("ddp-2-even"))
-    assert scalars(found, "step_ms/rank1") == [(n, 50.0) for n in range(6)]
-    assert scalars(found, "phases_ms/rank0/forward") == [(n, 20.0) for n in range(6)]
-    assert scalars(found, "step_ms/round") == [(1, 51.0), (2, 52.0), (3, 53.0)]
-    assert scalars(found, "slowest_rank_ms/backward") == [(1, 31.0), (2, 32.0), (3, 33.0)]
-    assert scalars(found, "ahead_ms/rank1") == [(n, 10.0) for n in (1, 2, 3)]
-    assert scalars(found, "ahead_ms/rank0") == [(n, 0.0) for n in (1, 2, 3)]
-    assert "phases_ms/rank0/data" not in found.Tags()["scalars"], "zero throughout"
+def test_scalars_by_step_rank_and_round(even: EventAccumulator) -> None:
+    assert scalars(even, "step_ms/rank1") == [(n, 50.0) for n in range(6)]
+    assert scalars(even, "phases_ms/rank0/forward") == [(n, 20.0) for n in range(6)]
+    assert scalars(even, "step_ms/round") == [(1, 51.0), (2, 52.0), (3, 53.0)]
+    assert scalars(even, "slowest_rank_ms/backward") == [(1, 31.0), (2, 32.0), (3, 33.0)]
+    assert scalars(even, "ahead_ms/rank1") == [(n, 10.0) for n in (1, 2, 3)]
+    assert scalars(even, "ahead_ms/rank0") == [(n, 0.0) for n in (1, 2, 3)]
+    assert "phases_ms/rank0/data" not in even.Tags()["scalars"], "zero throughout"
 
 
-def test_results_are_scalars_of_the_variants_own_run(run: RunDir) -> None:
-    write_tensorboard(COMPARISON, run)
-    found = read(run.variant("ddp-2-even"))
-    assert scalars(found, "step_ms") == [(0, pytest.approx(42.1))]
-    assert scalars(found, "samples_per_s") == [(0, pytest.approx(1520.2))]
-    assert scalars(found, "exposed_comm_percent") == [(0, pytest.approx(100 * 1.9 / 42.1))]
+def test_results_are_scalars_of_the_variants_own_run(run: RunDir, even: EventAccumulator) -> None:
+    assert scalars(even, "step_ms") == [(0, pytest.approx(42.1))]
+    assert scalars(even, "samples_per_s") == [(0, pytest.approx(1520.2))]
+    assert scalars(even, "exposed_comm_percent") == [(0, pytest.approx(100 * 1.9 / 42.1))]
     assert "exposed_comm_percent" not in read(run.variant("dp-2-even")).Tags()["scalars"], "unknown"
     assert read(run.variant("dp-2-48-16")).Tags()["scalars"] == [], "it ran out of memory"
 
@@ -105,9 +108,8 @@ def test_exposed_communication_is_a_share_of_the_traced_step(run: RunDir) -> Non
     assert scalars(read(run.variant(plain.id)), "exposed_comm_percent") == [(0, pytest.approx(10.0))]
 
 
-def test_times_are_those_of_the_rounds(run: RunDir) -> None:
-    write_tensorboard(COMPARISON, run)
-    times = [event.wall_time for event in read(run.variant("ddp-2-even")).Scalars("step_ms/rank0")]
+def test_times_are_those_of_the_rounds(even: EventAccumulator) -> None:
+    times = [event.wall_time for event in even.Scalars("step_ms/rank0")]
     start_s = EPOCH_NS / 1e9
     assert times == pytest.approx([start_s + t for t in (1, 1.051, 2, 2.052, 3, 3.053)], abs=1e-3)
 
@@ -131,8 +133,8 @@ def test_steps_of_a_sampled_program_are_when_they_were(tmp_path: Path) -> None:
     assert rounds == pytest.approx([0, 200, 2_800, 5_799.9], abs=1e-3)
 
 
+@pytest.mark.usefixtures("even")
 def test_hparams_table_has_the_split_as_text(run: RunDir) -> None:
-    write_tensorboard(COMPARISON, run)
     experiment = hparams(read(run.path), "_hparams_/experiment").experiment
     assert {info.name for info in experiment.hparam_infos} >= {"split", "strategy", "device_count"}
     variant = read(run.variant("ddp-2-40-24"))
@@ -188,8 +190,8 @@ def test_without_steps_custom_scalars_ask_nothing(tmp_path: Path) -> None:
     assert "custom_scalars__config__" not in read(tmp_path / "run").Tags()["tensors"]
 
 
+@pytest.mark.usefixtures("even")
 def test_text_page_holds_the_summary(run: RunDir) -> None:
-    write_tensorboard(COMPARISON, run)
     (tensor,) = read(run.path).Tensors("summary")
     markdown = tensor.tensor_proto.string_val[0].decode()
     assert markdown == summary_markdown(COMPARISON)
