@@ -13,7 +13,7 @@ import pytest
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.figures.recorded import launch_logs, round_times
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms
-from gpurun.launcher.compare.model import Comparison, Difference, OpenPair
+from gpurun.launcher.compare.model import Difference, OpenPair
 from gpurun.launcher.compare.notes import open_notes
 from gpurun.launcher.compare.ranking import EARLY_ROUNDS_SHARE, Following, following
 from gpurun.launcher.errors import MachineError
@@ -686,7 +686,6 @@ def test_a_fixed_size_is_complete_with_all_launches_that_count(
 
 
 THIRD = variant("ddp-2-40-24", (40, 24))
-OUTLYING = "one of 6 rounds of ddp 40/24 took 169 ms per step, the others 60.0 to 62.5"
 
 
 def write_three(files: Files, third_ms: Sequence[float], second_ms: Sequence[float] = ()) -> None:
@@ -700,94 +699,40 @@ def write_three(files: Files, third_ms: Sequence[float], second_ms: Sequence[flo
     files.close(*every)
 
 
-def why_of(comparison: Comparison) -> str:
-    """Why the answer isn't sure."""
-    return next(each.text for each in comparison.findings if each.code == "too-few")
+def rounds_ms(num: int, first: float = 60.0, **outlying: float) -> list[float]:
+    """Each half a ms longer than the one before, but for `at2=169.0`."""
+    return [outlying.get(f"at{i}", first + i / 2) for i in range(num)]
 
 
-def test_a_row_without_an_interval_says_that_rounds_are_missing(files: Files) -> None:
-    write_three(files, [60.0 + i / 2 for i in range(6)])
+MISSING_OR_OUTLYING: dict[str, tuple[list[float], list[float], str | None]] = {
+    "6 rounds, too few for two comparisons": (rounds_ms(6), [], THIRD.id),
+    "7 rounds, enough": (rounds_ms(7), [], THIRD.id),
+    "fewer than any verdict takes": (rounds_ms(5), [], None),
+    "one is outlying": (rounds_ms(6, at2=169.0), [], None),
+    **{f"one of {num} is outlying": (rounds_ms(num, at2=169.0), [], None) for num in (7, 9, 11)},
+    "one of 14 is outlying": (rounds_ms(14, at2=169.0), [], THIRD.id),
+    "one leaves a row open": (rounds_ms(9, 104.0, at8=300.0), [], UNEVEN.id),
+    "two are outlying": (rounds_ms(7, at2=169.0, at5=150.0), [], None),
+    "it is like the others": ([64.0, 64.5, 67.5, 65.5, 66.0, 62.5], [], None),
+    "one is slow for both": (rounds_ms(6, at2=169.0), rounds_ms(6, 66.0, at2=80.0), None),
+}
+
+
+@pytest.mark.parametrize("name", MISSING_OR_OUTLYING)
+def test_missing_and_outlying_rounds_are_named_where_they_leave_something_open(
+    files: Files, name: str, wording: Wording
+) -> None:
+    """In the answer, in each row without a verdict, and in a note, once."""
+    third_ms, second_ms, fastest = MISSING_OR_OUTLYING[name]
+    write_three(files, third_ms, second_ms)
     comparison = compare_run(files.run)
-    assert comparison.fastest == THIRD.id  # each rival by itself takes no more than 6 rounds
-    row = known(by_id(comparison)[UNEVEN.id].vs_baseline)
-    assert row.why == "6 rounds are too few to rule out chance in 2 comparisons"
-    assert f"ddp 48/16 against the baseline: no verdict, since {row.why}." in notes_of(comparison)
-    assert known(by_id(comparison)[THIRD.id].vs_baseline).why is None
-
-
-def test_the_number_of_rounds_that_is_named_is_enough(files: Files) -> None:
-    write_three(files, [60.0 + i / 2 for i in range(7)])
-    rows = by_id(compare_run(files.run))
-    assert [known(rows[one.id].vs_baseline).verdict for one in (UNEVEN, THIRD)] == ["faster", "faster"]
+    assert comparison.fastest == fastest
+    rows = [known(each.vs_baseline) for each in comparison.variants[1:]]
+    wording(comparison.summary, *(f"{row.verdict}: {row.why}" for row in rows), notes_of(comparison))
 
 
 def test_the_headline_has_the_interval_of_the_table(files: Files) -> None:
-    write_three(files, [60.0 + i / 2 for i in range(6)])
+    write_three(files, rounds_ms(6))
     comparison = compare_run(files.run)
     assert known(by_id(comparison)[THIRD.id].vs_baseline).ci == pytest.approx((-45.4545, -44.4444), abs=0.01)
     assert "44.9 % faster than the baseline ddp 32/32 (44.4 to 45.5; 6 of 6 pairs)" in comparison.headline
-
-
-def test_an_outlying_round_is_named(files: Files) -> None:
-    write_three(files, [60.0, 60.5, 169.0, 61.5, 62.0, 62.5])
-    comparison = compare_run(files.run)
-    assert known(by_id(comparison)[THIRD.id].vs_baseline).why == OUTLYING
-    assert why_of(comparison) == OUTLYING
-    assert not any("too few" in note for note in notes_of(comparison) if THIRD.id in note)
-
-
-@pytest.mark.parametrize("num", [7, 9, 11])
-def test_an_outlying_round_of_more_than_six_is_named_next_to_the_interval(files: Files, num: int) -> None:
-    steps_ms = [60.0 + i / 2 for i in range(num)]
-    write_three(files, [*steps_ms[:2], 169.0, *steps_ms[3:]])
-    comparison = compare_run(files.run)
-    (open_,) = comparison.open
-    low, high = known(open_.ci)
-    assert low < 0 < high
-    said = f"one of {num} rounds of ddp 40/24 took 169 ms per step, the others 60.0 to {steps_ms[-1]:.1f}"
-    assert "can't be distinguished (" in comparison.headline
-    assert why_of(comparison) == said
-    assert not any("rounds" in note for note in notes_of(comparison) if "ddp 40/24" in note)
-
-
-def test_a_table_whose_row_an_outlying_round_leaves_open_has_a_note(files: Files) -> None:
-    write_three(files, [*(104.0 + i / 2 for i in range(8)), 300.0])
-    comparison = compare_run(files.run)
-    row = known(by_id(comparison)[THIRD.id].vs_baseline)
-    assert (row.verdict, known(row.ci)[1] > 0) == ("inconclusive", True)
-    assert row.why == "one of 9 rounds of ddp 40/24 took 300 ms per step, the others 104 to 108"
-    assert f"ddp 40/24 against the baseline: no verdict, since {row.why}." in notes_of(comparison)
-
-
-def test_an_outlying_round_of_many_decides_nothing_and_isnt_named(files: Files) -> None:
-    steps_ms = [60.0 + i / 2 for i in range(14)]
-    write_three(files, [*steps_ms[:2], 169.0, *steps_ms[3:]])
-    comparison = compare_run(files.run)
-    assert comparison.fastest == THIRD.id
-    assert "169" not in "\n".join((comparison.summary, *notes_of(comparison)))
-
-
-@pytest.mark.parametrize(
-    "third_ms",
-    [[60.0, 60.5, 169.0, 61.5, 62.0, 150.0, 63.0], [64.0, 64.5, 67.5, 65.5, 66.0, 62.5]],
-    ids=["two are", "it is like the others"],
-)
-def test_a_round_that_is_not_the_only_outlying_one_is_not_named(files: Files, third_ms: list[float]) -> None:
-    write_three(files, third_ms)
-    comparison = compare_run(files.run)
-    assert comparison.fastest is None
-    assert "took" not in comparison.headline
-
-
-def test_of_a_round_that_was_slow_for_both_the_worse_is_named(files: Files) -> None:
-    write_three(files, [60.0, 60.5, 169.0, 61.5, 62.0, 62.5], second_ms=[66.0, 66.5, 80.0, 67.5, 68.0, 68.5])
-    assert why_of(compare_run(files.run)) == OUTLYING
-
-
-def test_fewer_rounds_than_any_verdict_takes(files: Files) -> None:
-    write_splits(files, 5)
-    comparison = compare_run(files.run)
-    few = "5 rounds are too few to rule out chance"
-    assert known(by_id(comparison)[UNEVEN.id].vs_baseline).why == few
-    assert why_of(comparison) == few
-    assert not any(few in note for note in notes_of(comparison))  # once is enough

@@ -64,26 +64,19 @@ def why_text(slower: VariantResult, faster: VariantResult) -> str:
     return said_of(loss, slower).text
 
 
-def test_the_rank_with_less_to_do_waits(wording: Wording) -> None:
-    wording(why_text(UNEVEN, EVEN))
+WRONG = {"gradient_warning": "the gradient differs"}
 
 
-def test_traced_steps_that_are_unlike_the_timed_ones_are_named(wording: Wording) -> None:
-    slow = replace(UNEVEN, step_ms=StepTime(50.0))
-    wording(why_text(slow, replace(EVEN, step_ms=StepTime(41.0))))
-
-
-def test_the_sentence_says_why(wording: Wording) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {**WRONG, "gradient_error": 1.0}, {**WRONG, "gradient_error": None}],
+    ids=["right", "wrong", "not compared"],
+)
+def test_the_sentence_says_why_and_whose_gradients_are_wrong(
+    changes: dict[str, Any], wording: Wording
+) -> None:
     slower = Difference(18.3, (17.2, 19.4), "slower")
-    base = replace(EVEN, vs_baseline=Difference(None, None, "baseline"))
-    wording(sentence([replace(UNEVEN, vs_baseline=slower), base], {("ddp-48-16", "ddp-even"): slower}))
-
-
-@pytest.mark.parametrize("error", [1.0, None])
-def test_the_headline_says_whose_gradients_are_wrong(error: float | None, wording: Wording) -> None:
-    slower = Difference(18.3, (17.2, 19.4), "slower")
-    wrong = replace(EVEN, gradient_error=error, gradient_warning="the gradient differs")
-    base = replace(wrong, vs_baseline=Difference(None, None, "baseline"))
+    base = replace(EVEN, vs_baseline=Difference(None, None, "baseline"), **changes)
     wording(sentence([replace(UNEVEN, vs_baseline=slower), base], {("ddp-48-16", "ddp-even"): slower}))
 
 
@@ -118,16 +111,16 @@ def test_what_all_splits_lose_is_said_of_the_fastest(part: str, wording: Wording
     wording(sentence([fast], {}))
 
 
-def test_what_is_small_is_not_said_of_the_fastest(wording: Wording) -> None:
-    alike = [rank(i, 32, 65.0, input=12.0) for i in (0, 1)]
-    wording(sentence([variant("ddp-even", (32, 32), 65.0, *alike)], {}))
-
-
-@pytest.mark.parametrize("part", ["transfer", "input"])
-def test_what_only_traced_steps_may_lose_brings_no_advice(part: str, wording: Wording) -> None:
+@pytest.mark.parametrize(
+    ("traced_ms", "timed_ms", "lost_ms"),
+    [(65.0, 65.0, {"input": 12.0}), (23.6, 6.69, {"transfer": 9.5}), (23.6, 6.69, {"input": 9.5})],
+)
+def test_what_is_small_or_lost_by_traced_steps_alone_brings_no_advice(
+    traced_ms: float, timed_ms: float, lost_ms: dict[str, float], wording: Wording
+) -> None:
     """Recording makes short steps several times longer."""
-    alike = [rank(i, 32, 23.6, **{part: 9.5}) for i in (0, 1)]
-    wording(sentence([variant("ddp-even", (32, 32), 6.69, *alike)], {}))
+    alike = [rank(i, 32, traced_ms, **lost_ms) for i in (0, 1)]
+    wording(sentence([variant("ddp-even", (32, 32), timed_ms, *alike)], {}))
 
 
 @pytest.mark.parametrize("part", ["transfer", "memcpy", "input", "host"])
@@ -248,8 +241,17 @@ FIT = variant("ddp-52-12", (52, 12), 58.6, asleep(0, 52, 57.5), asleep(1, 12, 57
 RATIO = variant("ddp-46-18", (46, 18), 73.2, asleep(0, 46, 52.0, 21.2), asleep(1, 18, 73.2))
 
 
-def test_a_rank_that_waits_for_the_slowest_is_named_where_the_cpu_is_the_work(wording: Wording) -> None:
-    wording(why_text(RATIO, FIT))
+@pytest.mark.parametrize(
+    ("slower", "faster"),
+    [
+        (UNEVEN, EVEN),
+        (replace(UNEVEN, step_ms=StepTime(50.0)), replace(EVEN, step_ms=StepTime(41.0))),
+        (RATIO, FIT),
+    ],
+    ids=["it has less to do", "traced steps are unlike the timed ones", "the CPU is the work"],
+)
+def test_a_rank_that_waits_is_named(slower: VariantResult, faster: VariantResult, wording: Wording) -> None:
+    wording(why_text(slower, faster))
 
 
 def test_what_is_said_of_every_rank_holds_of_every_rank(wording: Wording) -> None:

@@ -16,7 +16,7 @@ from gpurun.launcher.compare.figures.recorded import queue_percent, shares_of_ro
 from gpurun.launcher.compare.load_findings import interference_in, is_long_enough, less_load
 from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.machine.process_tree import TICK_NS, cores_ns
-from gpurun.launcher.plan.model import Process
+from gpurun.launcher.plan.model import Process, Variant
 from gpurun.launcher.report.snippet import lines_to_paste
 from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.records import StepRecord
@@ -252,28 +252,33 @@ def test_other_load_changes_no_verdict_and_is_said_next_to_it(files: Any, wordin
     wording(comparison.summary)
 
 
-@pytest.mark.parametrize(("queue_ms", "holds"), [(2.0, "yes"), (30.0, "yes")])
-def test_what_holds_without_load(files: Any, queue_ms: float, holds: str, wording: Wording) -> None:
-    """Of the faster variant more was waiting, so without load it would lead by more."""
-    comparison = noisy(files, queue_ms)
-    assert known(known(comparison.variants[1].vs_baseline).without_load).holds == holds
-    wording(comparison.summary)
-
-
-def test_a_difference_that_load_has_made_does_not_hold_without_it(files: Any, wording: Wording) -> None:
-    hand_made.write_splits(files, rounds=8)
-    hand_made.add_load(files, hand_made.UNEVEN, 40.0, others_ms=40.0)
+@pytest.mark.parametrize(
+    ("loaded", "queue_ms", "others_ms", "rounds", "holds"),
+    [
+        (hand_made.EVEN, 2.0, None, 8, "yes"),
+        (hand_made.EVEN, 30.0, None, 8, "yes"),
+        (hand_made.UNEVEN, 40.0, 40.0, 8, "no"),
+        (hand_made.UNEVEN, 40.0, None, 8, "unknown"),
+        (hand_made.EVEN, 30.0, None, 1, "unknown"),
+    ],
+    ids=["a little", "the faster waits", "load has made it", "may have made it", "no interval"],
+)
+def test_what_holds_without_load(
+    files: Any,
+    loaded: Variant,
+    queue_ms: float,
+    others_ms: float | None,
+    rounds: int,
+    holds: str,
+    wording: Wording,
+) -> None:
+    """Of a faster variant that waited more the lead would be larger; one round of each has no verdict."""
+    hand_made.write_splits(files, rounds=rounds)
+    hand_made.add_load(files, loaded, queue_ms, others_ms=others_ms)
     comparison = compare_run(files.run)
     found = known(comparison.variants[1].vs_baseline)
-    assert (found.verdict, known(found.without_load).holds) == ("slower", "no")
-    wording(comparison.summary)
-
-
-def test_how_much_load_has_made_may_not_be_known(files: Any, wording: Wording) -> None:
-    hand_made.write_splits(files, rounds=8)
-    hand_made.add_load(files, hand_made.UNEVEN, 40.0)
-    comparison = compare_run(files.run)
-    assert known(known(comparison.variants[1].vs_baseline).without_load).holds == "unknown"
+    assert (found.ci is None, found.verdict) == ((False, "slower") if rounds > 1 else (True, "inconclusive"))
+    assert known(found.without_load).holds == holds
     wording(comparison.summary)
 
 
@@ -323,15 +328,6 @@ def test_a_variant_alone_is_looked_at_too(files: Any, wording: Wording) -> None:
     write_json(files.run.plan, hand_made.plan((hand_made.EVEN,), [launch]))
     hand_made.add_load(files, hand_made.EVEN)
     comparison = compare_run(files.run)
-    wording(comparison.summary)
-
-
-def test_variants_that_have_no_interval_have_no_verdict(files: Any, wording: Wording) -> None:
-    """One round of each; like several workloads, which aren't compared with each other."""
-    hand_made.write_splits(files, rounds=1)
-    hand_made.add_load(files, hand_made.EVEN)
-    comparison = compare_run(files.run)
-    assert known(comparison.variants[1].vs_baseline).ci is None
     wording(comparison.summary)
 
 

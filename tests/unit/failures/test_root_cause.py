@@ -59,10 +59,80 @@ def record(rank: int, time_s: float, *, secondary: bool = False, kind: str = "ex
     )
 
 
-def test_the_earliest_exception_is_the_cause(wording: Wording) -> None:
-    failure = root_cause([ended(0, 1, 11.0), ended(1, 1, 10.9)], [record(0, 10.0), record(1, 10.5)], None)
-    assert (failure.rank, failure.kind, failure.also, failure.victims) == (0, "exception", (1,), ())
-    wording(failure.headline)
+LOST = replace(record(0, 10.0), type="RuntimeError")
+WRAPPED = replace(record(0, 10.0), type="TrainingError", traceback="RuntimeError: x\nTrainingError: boom")
+"""Words of a peer that are not among those that we know."""
+KILL, ABORT, TERM = signal.SIGKILL, signal.SIGABRT, signal.SIGTERM
+Evidence = tuple[list[Exit], list[FailureRecord], float | None]
+"""Exits, records, and when we began to stop the ranks, in seconds."""
+BLAMED: dict[str, tuple[Evidence, tuple[int, str, tuple[int, ...], tuple[int, ...]]]] = {
+    "the earliest exception": (
+        ([ended(0, 1, 11.0), ended(1, 1, 10.9)], [record(0, 10.0), record(1, 10.5)], None),
+        (0, "exception", (1,), ()),
+    ),
+    **{
+        f"a rank that {number.name} ended, reaped after its peer's {complaint.type}": (
+            ([ended(0, 1, 10.1), ended(1, -number, 10.2)], [complaint], None),
+            (1, "signal", (0,), ()),
+        )
+        for number in (KILL, signal.SIGSEGV, signal.SIGBUS)
+        for complaint in (LOST, WRAPPED)
+    },
+    "a ValueError, which no lost peer explains": (
+        ([ended(0, -KILL, 10.01), ended(1, 1, 10.1)], [record(1, 10.0)], None),
+        (1, "exception", (0,), ()),
+    ),
+    "a rank that is killed before a ValueError": (
+        ([ended(0, -KILL, 10.01), ended(1, 1, 10.1)], [record(1, 10.02)], None),
+        (0, "signal", (1,), ()),
+    ),
+    "an exception before an abort by a watchdog": (
+        ([ended(0, -ABORT, 10.2), ended(1, 1, 10.3)], [record(1, 10.0)], None),
+        (1, "exception", (0,), ()),
+    ),
+    "an exception after a lost peer": (
+        ([ended(0, 1, 9.0), ended(1, 1, 20.0)], [record(0, 8.0, secondary=True), record(1, 19.0)], None),
+        (1, "exception", (), (0,)),
+    ),
+    "a rank before those that we stopped": (
+        ([ended(0, -KILL, 5.1, TERM, KILL), ended(1, 3, 5.0)], [], 5.05),
+        (1, "exit", (), (0,)),
+    ),
+    "a kill that was not ours, whose memory took a second to be freed, while we began to stop": (
+        ([ended(0, 1, 5.0), ended(1, -KILL, 6.0, TERM)], [record(0, 5.0, secondary=True)], 5.5),
+        (1, "signal", (), (0,)),
+    ),
+    "a rank before what our stop provoked": (
+        ([ended(0, 1, 7.0, TERM), ended(1, 3, 5.0)], [record(0, 6.0)], 5.5),
+        (1, "exit", (), (0,)),
+    ),
+    "the OOM killer": (([ended(0, -9, 5.0, oom=True)], [], None), (0, "oom", (), ())),
+    "a rank that left early": (
+        ([ended(0, 1, 5.2), ended(1, 0, 5.0), ended(2, -15, 6.0, 15)], [record(0, 5.1, secondary=True)], 6.0),
+        (1, "early_exit", (), (0, 2)),
+    ),
+    "an exception after a rank has left in order": (
+        ([ended(0, 0, 5.0), ended(1, 1, 6.0)], [record(1, 5.9)], None),
+        (1, "exception", (), ()),
+    ),
+    "no cause": (
+        (
+            [ended(0, 1, 5.1), ended(1, 1, 5.2)],
+            [record(0, 5.0, secondary=True), record(1, 4.0, secondary=True)],
+            None,
+        ),
+        (1, "exception", (), (0,)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BLAMED)
+def test_the_rank_that_began_is_blamed(name: str, wording: Wording) -> None:
+    (exits, records, stopped_s), expected = BLAMED[name]
+    failure = root_cause(exits, records, None if stopped_s is None else int(stopped_s * S))
+    assert (failure.rank, failure.kind, failure.also, failure.victims) == expected
+    assert failure.secondary == (name == "no cause")
+    wording(explain(failure, "", "x.log"))
 
 
 def test_of_a_huge_message_the_beginning_and_the_end_are_kept(tmp_path: Path) -> None:
@@ -78,82 +148,6 @@ def test_of_a_huge_message_the_beginning_and_the_end_are_kept(tmp_path: Path) ->
     failure = root_cause([ended(0, 1, 10.1)], [found], None)
     assert len(explain(failure, "y" * (1 << 16), "log")) < 100_000
     assert len(failure.headline) < 500
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS])
-def test_a_killed_rank_is_reaped_after_its_peers_complained(number: int) -> None:
-    """The peer's words are not among those that we know; still the dead rank began."""
-    lost = replace(record(0, 10.0), type="RuntimeError")
-    wrapped = replace(record(0, 10.0), type="TrainingError", traceback="RuntimeError: x\nTrainingError: boom")
-    for complaint in (lost, wrapped):
-        failure = root_cause([ended(0, 1, 10.1), ended(1, -number, 10.2)], [complaint], None)
-        assert (failure.rank, failure.kind) == (1, "signal")
-        assert signal.Signals(number).name in failure.headline
-
-
-def test_of_two_faults_the_first_is_the_cause_where_the_second_can_not_explain_it() -> None:
-    """A ValueError doesn't come from a lost peer, however soon after it another rank is killed."""
-    exits = [ended(0, -signal.SIGKILL, 10.01), ended(1, 1, 10.1)]
-    failure = root_cause(exits, [record(1, 10.0)], None)
-    assert (failure.rank, failure.error, failure.also) == (1, "ValueError", (0,))
-    failure = root_cause(exits, [record(1, 10.02)], None)
-    assert (failure.rank, failure.kind, failure.also) == (0, "signal", (1,))
-
-
-def test_an_abort_by_a_watchdog_is_no_cause_when_a_peer_was_earlier() -> None:
-    failure = root_cause([ended(0, -signal.SIGABRT, 10.2), ended(1, 1, 10.3)], [record(1, 10.0)], None)
-    assert failure.rank == 1
-
-
-def test_a_lost_peer_never_beats_a_cause_however_early() -> None:
-    exits = [ended(0, 1, 9.0), ended(1, 1, 20.0)]
-    failure = root_cause(exits, [record(0, 8.0, secondary=True), record(1, 19.0)], None)
-    assert failure.rank == 1
-
-
-def test_ranks_that_we_stopped_are_victims() -> None:
-    stopped = ended(0, -signal.SIGKILL, 5.1, signal.SIGTERM, signal.SIGKILL)
-    failure = root_cause([stopped, ended(1, 3, 5.0)], [], 5 * S + S // 20)
-    assert (failure.rank, failure.kind, failure.victims) == (1, "exit", (0,))
-    assert "exit code 3" in failure.headline
-
-
-def test_a_kill_that_was_not_ours_is_a_cause_even_after_we_began_to_stop() -> None:
-    """Its memory took a second to be freed; meanwhile a peer's failure had started the stop."""
-    exits = [ended(0, 1, 5.0), ended(1, -signal.SIGKILL, 6.0, signal.SIGTERM)]
-    failure = root_cause(exits, [record(0, 5.0, secondary=True)], int(5.5 * S))
-    assert (failure.rank, failure.kind) == (1, "signal")
-
-
-def test_the_oom_killer_is_named() -> None:
-    failure = root_cause([ended(0, -9, 5.0, oom=True)], [], None)
-    assert failure.kind == "oom"
-    assert "OOM killer" in explain(failure, "", "x.log")
-
-
-def test_a_rank_that_left_early_is_named(wording: Wording) -> None:
-    exits = [ended(0, 1, 5.2), ended(1, 0, 5.0), ended(2, -15, 6.0, 15)]
-    failure = root_cause(exits, [record(0, 5.1, secondary=True)], 6 * S)
-    assert (failure.rank, failure.kind, failure.victims) == (1, "early_exit", (0, 2))
-    wording(failure.headline)
-    assert "as many batches" in explain(failure, "", "x.log")
-
-
-def test_a_rank_that_left_in_order_is_not_to_blame_for_an_exception() -> None:
-    failure = root_cause([ended(0, 0, 5.0), ended(1, 1, 6.0)], [record(1, 5.9)], None)
-    assert failure.rank == 1
-
-
-def test_without_a_cause_the_report_says_so(wording: Wording) -> None:
-    records = [record(0, 5.0, secondary=True), record(1, 4.0, secondary=True)]
-    failure = root_cause([ended(0, 1, 5.1), ended(1, 1, 5.2)], records, None)
-    assert (failure.rank, failure.secondary) == (1, True)
-    wording(explain(failure, "", "x.log"))
-
-
-def test_what_a_stop_provoked_is_no_cause() -> None:
-    exits = [ended(0, 1, 7.0, signal.SIGTERM), ended(1, 3, 5.0)]
-    assert root_cause(exits, [record(0, 6.0)], int(5.5 * S)).rank == 1
 
 
 def test_nothing_to_explain() -> None:
