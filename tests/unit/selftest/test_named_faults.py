@@ -30,10 +30,10 @@ from gpurun.launcher.failures.reporter import full_disk
 from gpurun.launcher.failures.root_cause import Failure, what_to_do
 from gpurun.launcher.findings.check_cases import FAILED, NOT_REPORTED, OK, REMEDIES, SKIPPED, Case
 from gpurun.launcher.findings.finding import finding as finding_of
-from gpurun.launcher.machine.accelerators import CPU, CUDA, ROCM, TorchBuild, nvidia_problem
+from gpurun.launcher.machine.accelerators import CPU, CUDA, ROCM, Accelerator, TorchBuild, nvidia_problem
 from gpurun.launcher.machine.gpus.gpu import Gpu, Sensors
 from gpurun.launcher.machine.gpus.nvml import GpuHealth
-from gpurun.launcher.machine.host import machine_id
+from gpurun.launcher.machine.host import Machine, machine_id
 from gpurun.launcher.machine.resource_limits import oom_killed
 from gpurun.launcher.processes.pool import why_server_ended
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
@@ -113,12 +113,6 @@ def not_ok(seen: Evidence) -> dict[str, CheckResult]:
 NO_POOLS: Any = None
 FIRST_TIME = {"speed as before"}
 """There is no earlier self-test on the healthy machine."""
-
-
-def test_on_a_healthy_machine_every_check_is_ok() -> None:
-    found = not_ok(evidence())
-    assert found.keys() == FIRST_TIME
-    assert judged(evidence()).keys() == {check.name for check in CHECKS}
 
 
 def of_rank(rank: int, **changes: Any) -> Change:
@@ -289,6 +283,12 @@ INJECTED: dict[str, tuple[Change, str, str]] = {
     ),
     "no set_device": (no_set_device, "no set_device", "rank 1 was not seen to use memory of its own device"),
     "no energy counter": (of_rank(0, energy_mj=None), "energy", f"cuda:0 is {NOT_REPORTED}"),
+    "energy does not advance": (
+        of_rank(1, energy_mj=0.0),
+        "energy",
+        f"cuda:1 did not advance in half a second at work: energy is {NOT_REPORTED}",
+    ),
+    "energy runs back": (of_rank(1, energy_mj=-5.0), "energy", f"energy is {NOT_REPORTED}"),
     "NUMA unknown": (
         lambda seen: with_gpus(seen, lambda gpu: replace(gpu, numa_node=None)),
         "NUMA nodes",
@@ -364,16 +364,64 @@ INJECTED: dict[str, tuple[Change, str, str]] = {
         "a sleeping rank",
         "another rank is blamed",
     ),
+    "no hang noticed": (in_job(FAULTS, hangs=()), "a sleeping rank", "no hang was noticed"),
+    "a hang without its collective": (
+        in_job(FAULTS, hangs=("rank 2 is in `forward`; ranks 0, 1 wait",)),
+        "a sleeping rank",
+        "the collective is not named",
+    ),
+    "wait no number": (of_late_rank(2, NAN), "a late rank", "the wait of rank 2 isn't known"),
+    "wait without end": (of_late_rank(2, float("inf")), "a late rank", "the wait of rank 2 isn't known"),
+    "job without ranks": (
+        lambda seen: replace(seen, jobs={**seen.jobs, FAULTS: RanJob(problem="no ranks could be started")}),
+        "a late rank",
+        "“ranks that fail” ended early: no ranks could be started",
+    ),
     "loader's steps missed": (unrecorded("loader-workers"), "loader workers", "0 steps of rank 1 recorded"),
     "skipped step missed": (unskipped, "a skipped step", "0 skipped steps of rank 1 seen"),
     "graph's steps missed": (unrecorded("graph"), "a captured graph", "0 steps of rank 1 recorded, not 32"),
 }
 """Fault → how it is put in, the check that names it, and words of what it says."""
-UNKNOWN = {"no energy counter", "NUMA unknown", "persistence unknown"}
+UNKNOWN = {
+    *("no energy counter", "energy does not advance", "energy runs back"),
+    *("NUMA unknown", "persistence unknown"),
+}
 """Not failures: a figure is missing, and the check says which."""
 
 
-def test_every_check_has_a_fault_of_its_own() -> None:
+NO_FAULTS: dict[str, tuple[Change, str]] = {
+    "the power limit keeps a clock down": (of_rank(0, clock_mhz=0.55 * 1980, power_w=690.0), "clock rates"),
+    "a low clock of unknown power": (of_rank(0, clock_mhz=0.55 * 1980, power_w=None), "clock rates"),
+    "two cards in a desktop": (of_rank(1, pcie_link=(5, 8), copy_gb_per_s=27.0), "PCIe links"),
+    "a virtual machine": (of_rank(1, pcie_link=(1, 1), copy_gb_per_s=27.0), "PCIe links"),
+    "a driver that forgets a GPU": (
+        lambda seen: with_gpus(seen, lambda gpu: replace(gpu, persistence=gpu.index > 0)),
+        "persistence mode",
+    ),
+    "another model": (of_rank(2, name="NVIDIA T4", gflop_per_s=8_000.0), "device speed"),
+}
+"""What looks like a fault → how it is put in, and the check that says what it is."""
+
+
+@pytest.mark.parametrize("name", NO_FAULTS)
+def test_what_only_looks_like_a_fault_is_ok(name: str, wording: Wording) -> None:
+    change, check = NO_FAULTS[name]
+    found = judged(change(evidence()))
+    assert {each.name for each in found.values() if each.status != "ok"} == FIRST_TIME
+    assert found[check].remedy is None
+    wording(found[check].found)
+
+
+def test_ranks_that_hang_get_longer_where_there_are_more_gpus() -> None:
+    of_one, of_eight = (hang_timeout_s([f"cuda:{i}" for i in range(num)]) for num in (1, 8))
+    assert of_eight - of_one == 14.0
+    assert hang_timeout_s(["cpu:0"] * 8) == hang_timeout_s(["cpu:0"])
+
+
+def test_every_check_has_a_fault_of_its_own_and_is_ok_without_one() -> None:
+    assert judged(evidence()).keys() == {check.name for check in CHECKS}
+    assert not_ok(evidence()).keys() == FIRST_TIME
+
     assert {check for _, check, _ in INJECTED.values()} == {check.name for check in CHECKS}
 
 
@@ -391,18 +439,6 @@ def test_a_fault_is_named_by_its_check_alone(fault: str) -> None:
     assert words in found[check].found
     assert found[check].status == ("skipped" if fault in UNKNOWN else "failed")
     assert bool(found[check].remedy) == (fault not in UNKNOWN)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"hangs": ()}, "no hang was noticed"),
-        ({"hangs": ("rank 2 is in `forward`; ranks 0, 1 wait",)}, "the collective is not named"),
-    ],
-)
-def test_a_sleeping_rank_has_to_be_named_with_its_collective(changes: Any, words: str) -> None:
-    found = not_ok(in_job(FAULTS, **changes)(evidence()))
-    assert words in found["a sleeping rank"].found
 
 
 HUNG = f"no step completed for 52 s (not even the first one): {SLEEPING}"
@@ -430,34 +466,6 @@ def test_why_measuring_ended_is_said_with_what_to_do(fault: str, wording: Wordin
     assert ("not run" in judged(seen)["strategies"].found) == (fault == "hang")
 
 
-@pytest.mark.parametrize(("power_w", "status"), [(690.0, "ok"), (None, "ok"), (300.0, "failed")])
-def test_a_clock_that_the_power_limit_keeps_down_is_no_fault(power_w: float | None, status: str) -> None:
-    seen = of_rank(0, clock_mhz=0.55 * 1980, power_w=power_w)(evidence())
-    found = judged(seen)["clock rates"]
-    assert found.status == status
-    assert "cuda:0" in found.found
-
-
-def test_a_driver_that_forgets_gpus_is_named_and_hangs_take_longer(wording: Wording) -> None:
-    seen = with_gpus(evidence(), lambda gpu: replace(gpu, persistence=gpu.index > 0))
-    found = judged(seen)["persistence mode"]
-    assert found.status == "ok"
-    wording(found.found)
-    of_one, of_eight = (hang_timeout_s([f"cuda:{i}" for i in range(num)]) for num in (1, 8))
-    assert of_eight - of_one == 14.0
-    assert hang_timeout_s(["cpu:0"] * 8) == hang_timeout_s(["cpu:0"])
-
-
-@pytest.mark.parametrize("link", [(5, 8), (1, 1)], ids=["two cards in a desktop", "a virtual machine"])
-def test_a_link_that_copies_fast_enough_is_no_fault(link: tuple[int, int]) -> None:
-    found = judged(of_rank(1, pcie_link=link, copy_gb_per_s=27.0)(evidence()))["PCIe links"]
-    assert (found.status, found.remedy) == ("ok", None)
-    assert found.found.startswith(
-        f"cuda:1 has generation {link[0]} x{link[1]} at work, not generation 5 x16;"
-    )
-    assert found.found.endswith("; copies reach 27.0 GB/s")
-
-
 @pytest.mark.parametrize(("capability", "rate"), [([8, 0], 25.0), ([8, 6], 14.0625)])
 def test_links_of_one_version_have_half_the_lanes_on_some_gpus(capability: list[int], rate: float) -> None:
     found = health(
@@ -483,22 +491,10 @@ def test_a_device_with_only_slow_links_is_named_itself(wording: Wording) -> None
     wording(not_ok(seen)["pairs of devices"].found)
 
 
-def test_a_device_is_compared_with_others_of_its_model_alone() -> None:
-    other = of_rank(2, name="NVIDIA T4", gflop_per_s=8_000.0)
-    assert not_ok(other(evidence())).keys() == FIRST_TIME
-
-
 def test_after_a_check_on_which_ranks_depend_no_rank_is_started() -> None:
     assert blocking(mig(evidence()))
     assert not blocking(evidence())
     assert blocking(INJECTED["full disk"][0](evidence()))
-
-
-def test_a_job_that_found_nothing_is_named_once(wording: Wording) -> None:
-    seen = replace(evidence(), jobs={**evidence().jobs, FAULTS: RanJob(problem="no ranks could be started")})
-    found = not_ok(seen)
-    wording(found["a late rank"].found)
-    assert found.keys() - FIRST_TIME == {"a late rank"}
 
 
 # Figures that can't be, and figures that say nothing about a device: neither passes as ok
@@ -548,14 +544,6 @@ def test_a_rate_that_cannot_be_is_neither_kept_nor_compared_with(figure: float, 
     assert found.status == "ok"
 
 
-@pytest.mark.parametrize("energy_mj", [0.0, -5.0])
-def test_an_energy_counter_that_does_not_advance_is_not_reported(energy_mj: float, wording: Wording) -> None:
-    found = judged(of_rank(1, energy_mj=energy_mj)(evidence()))["energy"]
-    assert found.status == "skipped"
-    assert NOT_REPORTED in found.found
-    wording(found.found)
-
-
 @pytest.mark.parametrize("figure", WRONG)
 def test_power_and_clocks_that_cannot_be_are_no_figures(figure: float) -> None:
     seen = evidence()
@@ -564,15 +552,6 @@ def test_power_and_clocks_that_cannot_be_are_no_figures(figure: float) -> None:
     found = judged(seen)
     assert found["energy"].found == f"counted; power is {NOT_REPORTED}"
     assert (found["clock rates"].status, found["clock rates"].found) == ("skipped", NOT_REPORTED)
-
-
-@pytest.mark.parametrize("figure", WRONG[:2])
-def test_a_wait_that_cannot_be_fails(figure: float) -> None:
-    late = evidence().job(FAULTS).variants[0]
-    ranks = tuple(replace(rank, wait_ms=figure) if rank.rank == 2 else rank for rank in late.ranks)
-    others = evidence().job(FAULTS).variants[1:]
-    found = judged(in_job(FAULTS, variants=(replace(late, ranks=ranks), *others))(evidence()))["a late rank"]
-    assert found.status == "failed"
 
 
 def test_a_driver_that_counts_no_energy_gives_its_own_power() -> None:
@@ -623,26 +602,25 @@ def on_cores(others_share: float | None, cores: tuple[int, ...], ranks: int = 2)
     return replace(seen, kind=CPU, devices=devices, facts=facts, machine=replace(seen.machine, gpus=()))
 
 
-@pytest.mark.parametrize(
-    ("others_share", "cores"), [(0.5, (0,)), (0.52, (3,)), (1.2, (0,)), (None, (0,)), (0.5, (0, 1))]
-)
-def test_what_uses_the_cores_is_said_as_far_as_it_is_known(
-    others_share: float | None, cores: tuple[int, ...], wording: Wording
-) -> None:
-    found = device_speed(on_cores(others_share, cores))
+ON_ONE_CORE = on_cores(0.5, (0,))
+USED = {
+    "by each other": ON_ONE_CORE,
+    "by each other and a little": on_cores(0.52, (3,)),
+    "by others": on_cores(1.2, (0,)),
+    "by no one knows whom": on_cores(None, (0,)),
+    "two cores": on_cores(0.5, (0, 1)),
+    "by others, with cores of their own": replace(
+        ON_ONE_CORE, facts=(ON_ONE_CORE.facts[0], replace(ON_ONE_CORE.facts[1], cores=(1,)))
+    ),
+    "by others, on nodes of their own": replace(ON_ONE_CORE, nodes=(0, 1), hosts=("a", "b")),
+}
+
+
+@pytest.mark.parametrize("name", USED)
+def test_what_uses_the_cores_is_said_as_far_as_it_is_known(name: str, wording: Wording) -> None:
+    found = device_speed(USED[name])
     assert found.status == "skipped"
     wording(found.found)
-
-
-def test_ranks_on_cores_of_their_own_do_not_take_each_others() -> None:
-    first, second = on_cores(0.5, (0,)).facts
-    seen = replace(on_cores(0.5, (0,)), facts=(first, replace(second, cores=(1,))))
-    assert device_speed(seen).found.startswith("other processes use the cores")
-
-
-def test_ranks_of_other_nodes_do_not_use_these_cores() -> None:
-    seen = replace(on_cores(0.5, (0,)), nodes=(0, 1), hosts=("a", "b"))
-    assert device_speed(seen).found.startswith("other processes use the cores")
 
 
 # What ends the jobs of a self-test for a cause of the machine: each is named, with what to do about it
@@ -1061,14 +1039,6 @@ def keep(directory: Path, name: str, gflop_per_s: float, hostname: str = "h", **
     write_json(directory / name / SELFTEST, Result((), 1, hostname, day, (rate,)))
 
 
-def test_a_device_that_has_become_slower_is_named(tmp_path: Path, wording: Wording) -> None:
-    keep(tmp_path, "2026-01-01_10-00-00", 60_000.0)
-    keep(tmp_path, "2026-02-01_10-00-00", 50_200.0)
-    found = since(tmp_path)
-    assert found.status == "failed"
-    wording(found.found)
-
-
 def test_the_newest_are_looked_at_whatever_their_directories_are_called(tmp_path: Path) -> None:
     for number in range(MOST_EARLIER + 1):
         keep(tmp_path, f"{number:02d}", 50_000.0 + number)
@@ -1084,32 +1054,39 @@ def since(directory: Path, seen: Evidence | None = None) -> CheckResult:
     return earlier_speed(found)
 
 
-@pytest.mark.parametrize("device", ["tpu:0", ""])
-def test_a_result_with_an_unknown_device_is_ignored_and_named(
-    tmp_path: Path, device: str, wording: Wording
-) -> None:
-    keep(tmp_path, "2026-01-01_10-00-00", 50_000.0)
-    keep(tmp_path, "2026-01-02_10-00-00", 50_000.0, device=device)
-    found = since(tmp_path)
-    assert found.status == "ok"
-    wording(found.found)
+FIRST = ("2026-01-01_10-00-00", 50_000.0, dict[str, Any]())
+NEXT = "2026-01-02_10-00-00"
+KEPT: dict[str, tuple[str, list[tuple[str, float, dict[str, Any]]]]] = {
+    "faster before": (
+        "failed",
+        [("2026-01-01_10-00-00", 60_000.0, {}), ("2026-02-01_10-00-00", 50_200.0, {})],
+    ),
+    "an unknown device": ("ok", [FIRST, (NEXT, 50_000.0, {"device": "tpu:0"})]),
+    "no device": ("ok", [FIRST, (NEXT, 50_000.0, {"device": ""})]),
+    "an escape sequence as its day": ("ok", [FIRST, ("\x1b[31mred   ", 60_000.0, {})]),
+    "no day": ("ok", [FIRST, ("2026-13-01", 60_000.0, {})]),
+    "a rate that is too large": ("ok", [FIRST, ("2026-01-02", 1e300, {})]),
+    "a rate below 0": ("ok", [FIRST, ("2026-01-02", -1.0, {})]),
+    "other sizes and devices": (
+        "ok",
+        [
+            FIRST,
+            (NEXT, 90_000.0, {"matrix_rows": 512}),
+            ("2026-01-03_10-00-00", 90_000.0, {"matrix_rows": 512, "identity": UUIDS[2]}),
+        ],
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "rate", "words"),
-    [
-        ("\x1b[31mred   ", 60_000.0, r"'\x1b[31mred  ' is no day"),
-        ("2026-13-01", 60_000.0, "'2026-13-01' is no day"),
-        ("2026-01-02", 1e300, "1e+300 GFLOP/s can't be"),
-        ("2026-01-02", -1.0, "-1 GFLOP/s can't be"),
-    ],
-)
-def test_a_damaged_result_is_ignored_and_named(tmp_path: Path, name: str, rate: float, words: str) -> None:
-    keep(tmp_path, "2026-01-01_10-00-00", 50_000.0)
-    keep(tmp_path, name, rate)
+@pytest.mark.parametrize("name", KEPT)
+def test_a_device_is_compared_with_what_it_did_before(name: str, tmp_path: Path, wording: Wording) -> None:
+    """Results that are damaged are ignored and named."""
+    status, kept = KEPT[name]
+    for directory, gflop_per_s, changes in kept:
+        keep(tmp_path, directory, gflop_per_s, **changes)
     found = since(tmp_path)
-    assert found.status == "ok"
-    assert found.found.endswith(f"is ignored: {words}")
+    assert found.status == status
+    wording(found.found, hide="\x1b")
 
 
 def test_no_escape_sequence_reaches_the_terminal() -> None:
@@ -1123,13 +1100,6 @@ def test_no_escape_sequence_reaches_the_terminal() -> None:
     assert "red bell" in text
     assert "do this" in text
     assert "\x1b" not in text
-
-
-def test_only_devices_that_were_compared_are_counted(tmp_path: Path, wording: Wording) -> None:
-    keep(tmp_path, "2026-01-01_10-00-00", 50_000.0)
-    keep(tmp_path, "2026-01-02_10-00-00", 90_000.0, matrix_rows=512)
-    keep(tmp_path, "2026-01-03_10-00-00", 90_000.0, matrix_rows=512, identity=UUIDS[2])
-    wording(since(tmp_path).found)
 
 
 def test_it_is_said_that_earlier_rates_are_left_out_because_of_busy_cores(
@@ -1265,29 +1235,28 @@ def test_a_next_launch_that_failed_is_not_said_to_have_worked() -> None:
 # Wished devices
 
 
+NO_GPU = replace(three_gpus(), gpus=(), cpu_cores=8)
+OLD_DRIVER = unusable(CU130, "12.8")(evidence()).machine
+
+
 @pytest.mark.parametrize(
-    ("wish", "names"),
-    [("auto", DEVICES), ("cuda", DEVICES), ("cuda:1", ("cuda:1",)), ("cuda:2, cuda:0", ("cuda:2", "cuda:0"))],
+    ("wish", "machine", "found"),
+    [
+        ("auto", three_gpus(), (CUDA, DEVICES)),
+        ("cuda", three_gpus(), (CUDA, DEVICES)),
+        ("cuda:1", three_gpus(), (CUDA, ("cuda:1",))),
+        ("cuda:2, cuda:0", three_gpus(), (CUDA, ("cuda:2", "cuda:0"))),
+        ("auto", NO_GPU, (CPU, ("cpu:0", "cpu:1"))),
+        ("auto", replace(NO_GPU, nvml_error="Driver/library version mismatch"), (CUDA, ())),
+        *((wish, NO_GPU, (CUDA, ())) for wish in ("cuda", "cuda:0", "cuda:0,cuda:1", "[cuda:0]", "GPU-1b2c")),
+        ("cuda:1", OLD_DRIVER, (CUDA, ("cuda:1",))),
+    ],
 )
-def test_devices_are_named_as_in_a_job_file_or_by_commas(wish: str, names: tuple[str, ...]) -> None:
-    assert wished_devices(wish, three_gpus()) == (CUDA, names)
-
-
-def test_without_a_gpu_the_checks_run_on_two_cpu_devices() -> None:
-    nothing = replace(three_gpus(), gpus=(), cpu_cores=8)
-    assert wished_devices("auto", nothing)[1] == ("cpu:0", "cpu:1")
-    silent = replace(nothing, nvml_error="Driver/library version mismatch")
-    assert wished_devices("auto", silent) == (CUDA, ())
-
-
-@pytest.mark.parametrize("wish", ["cuda", "cuda:0", "cuda:0,cuda:1", "[cuda:0]", "GPU-1b2c"])
-def test_without_a_driver_every_wish_for_gpus_gets_the_checks(wish: str) -> None:
-    assert wished_devices(wish, replace(three_gpus(), gpus=())) == (CUDA, ())
-
-
-def test_gpus_that_torch_cannot_use_are_checked_by_any_name() -> None:
-    old = unusable(CU130, "12.8")(evidence()).machine
-    assert wished_devices("cuda:1", old) == (CUDA, ("cuda:1",))
+def test_devices_are_named_as_in_a_job_file_or_by_commas(
+    wish: str, machine: Machine, found: tuple[Accelerator, tuple[str, ...]]
+) -> None:
+    """Without a driver every wish for GPUs gets the checks; so do GPUs that torch can't use."""
+    assert wished_devices(wish, machine) == found
 
 
 @pytest.mark.parametrize("wish", ["cpu:x", "cpu", "cuda:x", "gpu", "cpu:0,cuda:1", ""])
