@@ -62,29 +62,42 @@ def test_devices_count_as_cuda_counts_them(visible: str | None, uuids: tuple[str
     assert [gpu.index for gpu in gpus] == list(range(len(uuids)))
 
 
-def test_links_count_between_visible_devices() -> None:
-    assert machine().gpus[0].peer_links == {1: "NVLink 2x", 2: "PCIe, one CPU"}
-    assert machine("2,1").gpus[0].peer_links == {1: "PCIe, one CPU"}
+@pytest.mark.parametrize(
+    ("visible", "changes", "links"),
+    [
+        (None, {}, {1: "NVLink 2x", 2: "PCIe, one CPU"}),
+        ("2,1", {}, {1: "PCIe, one CPU"}),
+        (None, {"links": {0: (-1,) * 3, 1: (-1,) * 3, 2: ()}}, {1: "NVLink 3x", 2: "PCIe, one CPU"}),
+        (
+            "2,1",
+            {"nvmlDeviceGetP2PStatus": lambda a, b, index: 5},
+            {1: "PCIe, one CPU, no peer access"},
+        ),
+    ],
+    ids=["all", "visible ones", "behind a switch", "messages go through the host"],
+)
+def test_links_count_between_visible_devices(
+    visible: str | None, changes: dict[str, Any], links: dict[int, str]
+) -> None:
+    assert machine(visible, **changes).gpus[0].peer_links == links
 
 
-def test_gpus_may_have_no_access_to_each_others_memory() -> None:
-    """As in some desktops and virtual machines: messages go through the host."""
-    gpus = machine("2,1", nvmlDeviceGetP2PStatus=lambda a, b, index: 5).gpus
-    assert gpus[0].peer_links == {1: "PCIe, one CPU, no peer access"}
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (NVMLErrorLibraryNotFound("NVML Shared Library Not Found"), None),
+        (NVMLError("Driver/library version mismatch"), "Driver/library version mismatch"),
+    ],
+    ids=["no driver", "it fails"],
+)
+def test_without_a_driver_there_are_no_gpus_and_only_one_that_fails_is_an_error(
+    error: Exception, said: str | None, wording: Wording
+) -> None:
+    def broken() -> None:
+        raise error
 
-
-def test_links_through_a_switch_reach_every_gpu_behind_it() -> None:
-    gpus = machine(links={0: (-1, -1, -1), 1: (-1, -1, -1), 2: ()}).gpus
-    assert gpus[0].peer_links == {1: "NVLink 3x", 2: "PCIe, one CPU"}
-
-
-def test_without_a_driver_there_are_no_gpus_and_no_error(wording: Wording) -> None:
-    def missing() -> None:
-        raise NVMLErrorLibraryNotFound("NVML Shared Library Not Found")
-
-    found = machine(nvmlInit=missing)
-    assert found.gpus == ()
-    assert found.nvml_error is None
+    found = machine(nvmlInit=broken)
+    assert (found.gpus, found.nvml_error) == ((), said)
     wording(render_devices(found, 80).splitlines()[1:])
 
 
@@ -137,16 +150,6 @@ def test_in_a_container_without_nvml_gpus_are_those_of_the_module(
     assert {gpu.name for gpu in found.gpus} == {"NVIDIA H100 80GB HBM3"}
     assert (found.nvml_error, found.driver) == (None, "550.54.15")
     assert "libnvidia-ml.so.1 is missing" in found.notes[0]
-
-
-def test_a_driver_that_fails_says_why() -> None:
-    def broken() -> None:
-        raise NVMLError("Driver/library version mismatch")
-
-    found = machine(nvmlInit=broken)
-    assert found.gpus == ()
-    assert found.nvml_error == "Driver/library version mismatch"
-    assert "Driver/library version mismatch" in render_devices(found, 80)
 
 
 def test_the_binding_has_every_function_that_is_asked_for() -> None:

@@ -457,6 +457,7 @@ PET = {"PET_NODE_RANK": "1", "PET_MASTER_ADDR": "head", "PET_MASTER_PORT": "1234
         (NodeFlags(1, "a"), {}, Facts(1, "a", 29400)),
         (NodeFlags(0, "[fd00::1]:5"), {}, Facts(0, "fd00::1", 5)),
         (NodeFlags(0, "fd00::1"), {}, Facts(0, "fd00::1", 29400)),
+        (NodeFlags(0, "a:5"), {"OMPI_COMM_WORLD_RANK": "1"}, Facts(0, "a", 5)),
         (NodeFlags(), PET, Facts(1, "head", 1234, True)),
         (NodeFlags(), {"PET_NODE_RANK": "0", "PET_RDZV_ENDPOINT": "h:7"}, Facts(0, "h", 7, True)),
         (NodeFlags(), SLURM, Facts(1, "gpu08", 23456)),
@@ -564,8 +565,3 @@ def test_a_working_copy_is_known_by_what_its_links_lead_to(tmp_path: Path) -> No
     before = source_sha256(tmp_path / "package")
     (tmp_path / "launcher" / "start.py").write_text("2")
     assert source_sha256(tmp_path / "package") != before
-
-
-def test_flags_that_say_all_are_taken_whatever_variables_are_left_over() -> None:
-    facts = find_facts(2, NodeFlags(0, "127.0.0.1:29499"), {"OMPI_COMM_WORLD_RANK": "1"})
-    assert (facts.rank, facts.host, facts.port) == (0, "127.0.0.1", 29499)

@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Sequence
 from itertools import pairwise, product
 from statistics import NormalDist, fmean, median
 
@@ -69,13 +70,23 @@ def test_ranks_are_those_of_the_printed_tables(num_values: int, alpha: float, cr
     assert walsh_rank(num_values, alpha) == critical + 1
 
 
-@pytest.mark.parametrize(("num_values", "alpha"), [(5, 0.05), (6, 0.016), (7, 0.0156), (8, 0.016 / 3)])
-def test_too_few_values_give_no_interval(num_values: int, alpha: float) -> None:
-    assert wilcoxon_interval([0.1 * value for value in range(num_values)], alpha) is None
-
-
-def test_seven_values_just_allow_an_interval_at_two_in_two_to_the_seventh() -> None:
-    assert wilcoxon_interval([1, 2, 3, 4, 5, 6, 7], 2 / 2**7) == (1, 7)
+@pytest.mark.parametrize(
+    ("values", "alpha", "interval"),
+    [
+        ([], 0.05, None),
+        (range(5), 0.05, None),
+        (range(6), 0.016, None),
+        (range(7), 0.0156, None),
+        (range(8), 0.016 / 3, None),
+        ([1, 2, 3, 4, 5, 6, 7], 2 / 2**7, (1, 7)),
+        ([0.25] * 10, 0.05, (0.25, 0.25)),
+    ],
+)
+def test_few_values_give_an_interval_only_at_a_level_that_they_reach(
+    values: Sequence[float], alpha: float, interval: Interval | None
+) -> None:
+    assert wilcoxon_interval(values, alpha) == interval
+    assert (hodges_lehmann(values) is None) == (not values)
 
 
 @pytest.mark.parametrize("num_values", first(6, [7, 8, 12, 17, 23, 30, *{*range(9, 30)} - {12, 17, 23}]))
@@ -101,10 +112,6 @@ def test_ties_and_zeros_never_raise_the_error_rate(sizes: tuple[int, ...]) -> No
     )
     wrong = sum(interval is not None and not interval[0] <= 0 <= interval[1] for interval in intervals)
     assert wrong / len(patterns) <= alpha
-
-
-def test_values_that_are_all_the_same_have_an_interval_without_width() -> None:
-    assert wilcoxon_interval([0.25] * 10, 0.05) == (0.25, 0.25)
 
 
 def test_probabilities_are_those_of_all_sign_patterns() -> None:
@@ -135,11 +142,6 @@ def test_a_stricter_level_never_narrows_the_interval(values: list[float]) -> Non
         if strict is not None:
             assert loose is not None
             assert strict[0] <= loose[0] <= loose[1] <= strict[1]
-
-
-def test_nothing_measured_has_no_estimate() -> None:
-    assert hodges_lehmann([]) is None
-    assert wilcoxon_interval([], 0.05) is None
 
 
 @given(st.integers(0, 2**32 - 1))
@@ -314,23 +316,23 @@ def family(*rows: list[float], looks: tuple[Look, ...] = ()) -> Family:
     return Family({name: dict(enumerate(row)) for name, row in zip("abcdefgh", rows, strict=False)}, looks)
 
 
-def test_an_interval_is_of_launches() -> None:
-    found = family([0.0] * 6, [0.1, 0.2, 0.15, 0.12, 0.18, 0.14])
-    assert found.interval("b", "a") == t_interval([0.1, 0.2, 0.15, 0.12, 0.18, 0.14], 0.05)
-    assert family([0.0] * 5, [0.1] * 5).interval("b", "a") is None
+SIX = [0.1, 0.2, 0.15, 0.12, 0.18, 0.14]
 
 
-def test_launches_after_the_last_look_count_at_the_next() -> None:
-    looks = (Look(6, 0.5),)
-    found = family([0.0] * 8, [0.1, 0.2, 0.15, 0.12, 0.18, 0.14, 9.0, 9.0], looks=looks)
+@pytest.mark.parametrize(
+    ("logs", "looks"),
+    [
+        (SIX, ()),
+        ([*SIX, 9.0, 9.0], (Look(6, 0.5),)),
+        (SIX, (Look(6, 0.3), Look(8, 1.0))),
+    ],
+    ids=["all launches", "those after the last look count at the next", "it ended and keeps its level"],
+)
+def test_an_interval_is_of_launches(logs: list[float], looks: tuple[Look, ...]) -> None:
+    found = family([0.0] * 8, logs, looks=looks)
     assert len(found.differences("b", "a")) == 6
-    assert found.interval("b", "a") == t_interval([0.1, 0.2, 0.15, 0.12, 0.18, 0.14], levels(looks)[0])
-
-
-def test_a_comparison_that_ended_keeps_its_level() -> None:
-    looks = (Look(6, 0.3), Look(8, 1.0))
-    found = family([0.0] * 8, [0.1, 0.2, 0.15, 0.12, 0.18, 0.14], looks=looks)
-    assert found.interval("b", "a") == t_interval([0.1, 0.2, 0.15, 0.12, 0.18, 0.14], levels(looks)[0])
+    assert found.interval("b", "a") == t_interval(SIX, levels(looks)[0] if looks else 0.05)
+    assert family([0.0] * 5, logs[:5]).interval("b", "a") is None
 
 
 def test_holm_makes_room_for_the_next() -> None:
