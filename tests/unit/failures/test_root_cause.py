@@ -1,9 +1,9 @@
 """Who is to blame: by made-up exits and records."""
 
+import re
 import signal
 import sys
 import sysconfig
-import textwrap
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -20,7 +20,6 @@ from gpurun.launcher.failures.root_cause import (
     fails_everywhere,
     is_transient,
     root_cause,
-    users_traceback,
     what_to_do,
     with_crash,
 )
@@ -155,21 +154,6 @@ def test_nothing_to_explain() -> None:
         root_cause([], [], None)
 
 
-def test_the_explanation_shows_everything_once() -> None:
-    failure = root_cause([ended(2, 1, 5.0)], [record(2, 4.9)], None)
-    text = explain(failure, f"step 1\nstep 2\n{failure.traceback}", "runs/x/rank2.log")
-    assert text.count("Traceback") == 1
-    assert "step 2" in text
-    assert text.endswith("log: runs/x/rank2.log")
-    assert "during round of ddp-2-even" in text
-
-
-def test_the_profilers_complaint_about_missing_gpus_is_not_shown_as_the_end_of_a_log() -> None:
-    failure = root_cause([ended(2, 1, 5.0)], [record(2, 4.9)], None)
-    said = "ERROR:2026-11-24 19:58:01 9:9 DeviceProperties.cpp:56] gpuGetDeviceCount failed with code 35\n"
-    assert "last lines" not in explain(failure, said + failure.traceback, "rank2.log")
-
-
 NEEDED = "a.py: error: the following arguments are required"
 
 
@@ -227,47 +211,6 @@ def test_usual_mistakes_in_a_workload_have_a_remedy_too(got: str, words: str | N
     assert (words or "None") in str(what_to_do(made, ""))
 
 
-def test_a_users_mistake_is_shown_whole_and_once(wording: Wording) -> None:
-    words = "train.py:3: the loss is no scalar\n    expected: one number\n    got:      shape (4,)"
-    mistake = replace(record(0, 4.9, kind="user"), message=words, traceback="")
-    failure = root_cause([ended(0, 1, 5.0)], [mistake], None)
-    text = explain(failure, f"step 1\n{words}\n", "x.log")
-    wording(failure.headline)
-    assert text.count("expected: one number") == 1
-    assert "step 1" in text
-    wording(failure.reason)
-
-
-@pytest.mark.parametrize(
-    ("raised", "words"),
-    [
-        ("RuntimeError: bad record 7\nand more", "bad record 7"),
-        ("requests.HTTPError: 404", "requests.HTTPError: 404"),
-        (
-            "KeyError: 'x'\n\nDuring that:\n\nTraceback (most recent call last):\n  File\nOSError: y",
-            "OSError: y",
-        ),
-    ],
-)
-def test_what_a_dataloaders_worker_raised_is_the_reason(raised: str, words: str) -> None:
-    caught = f"Caught {raised.partition(':')[0].rpartition('.')[2]} in DataLoader worker process 0."
-    trace = 'Original Traceback (most recent call last):\n  File "train.py", line 3, in item\n    fail()\n'
-    passed_on = replace(record(1, 4.9), message=f"{caught}\n{trace}{raised}\n")
-    failure = root_cause([ended(1, 1, 5.0)], [passed_on], None)
-    assert failure.headline == f"rank 1 raised ValueError: {caught.removesuffix('.')}: {words}"
-
-
-def test_what_a_spawned_process_raised_is_the_reason() -> None:
-    """torch's own begins with empty lines, and has no type."""
-    spawned = "-- Process 1 terminated with the following error:"
-    trace = (
-        'Traceback (most recent call last):\n  File "train.py", line 4, in work\n    raise ValueError("x")\n'
-    )
-    passed_on = replace(record(1, 4.9), message=f"\n\n{spawned}\n{trace}ValueError: bad shard\n")
-    failure = root_cause([ended(1, 1, 5.0)], [passed_on], None)
-    assert failure.headline == f"rank 1 raised ValueError: {spawned} ValueError: bad shard"
-
-
 def test_a_value_that_a_built_in_workload_refuses_is_a_mistake_in_the_job(
     files: Any, wording: Wording
 ) -> None:
@@ -315,22 +258,73 @@ ValueError: boom
 """
 
 
-def test_the_traceback_shows_the_users_frames_and_the_log_the_whole(wording: Wording) -> None:
-    failure = root_cause([ended(1, 1, 5.0)], [replace(record(1, 4.9), traceback=TRACEBACK)], None)
-    text = explain(failure, f"step 1\n{TRACEBACK}", "x.log")
-    shown = "".join(TRACEBACK.splitlines(keepends=True)[i] for i in (0, 6, 7, 8, 11, 12))
-    assert users_traceback(TRACEBACK) == shown
-    assert textwrap.indent(shown, "    ") in text
-    assert "main.py" not in text
-    assert "functional.py" not in text
-    assert text.count("ValueError: boom\n") == 2  # the headline, and the end of the traceback
-    assert "step 1" in text
-    wording(text)
+PROFILER = "ERROR:2026-11-24 19:58:01 9:9 DeviceProperties.cpp:56] gpuGetDeviceCount failed with code 35\n"
+MISTAKE = "train.py:3: the loss is no scalar\n    expected: one number\n    got:      shape (4,)"
+ITEM = 'Original Traceback (most recent call last):\n  File "train.py", line 3, in item\n    fail()\n'
+SPAWNED = "-- Process 1 terminated with the following error:"
+"""torch's own begins with empty lines, and has no type."""
+WORK = 'Traceback (most recent call last):\n  File "train.py", line 4, in work\n    raise ValueError("x")\n'
+USAGE = 'Traceback (most recent call last):\n  File "/home/ada/train.py", line 2, in main\nSystemExit: 2\n'
+CHAIN = (
+    "Traceback (most recent call last):\nValueError: could not convert string to float: 'x'\n\n"
+    f"During handling of the above exception, another exception occurred:\n\n{USAGE}"
+)
+OURS_ALONE = TRACEBACK.replace("/home/ada/", f"{LIBRARY}/")
 
 
-def test_a_traceback_without_a_line_of_the_users_is_shown_whole() -> None:
-    ours = TRACEBACK.replace("/home/ada/", f"{LIBRARY}/")
-    assert users_traceback(ours) == ours
+def of_loader(name: str, raised: str) -> str:
+    """What torch's DataLoader passes on from a process of its own."""
+    return f"Caught {name} in DataLoader worker process 0.\n{ITEM}{raised}\n"
+
+
+RAISED = record(2, 4.9)
+EXPLAINED: dict[str, tuple[FailureRecord, str]] = {
+    "a log that ends with the traceback": (RAISED, f"step 1\nstep 2\n{RAISED.traceback}"),
+    "a log with a complaint of the profiler": (RAISED, PROFILER + RAISED.traceback),
+    "a mistake of the user's": (
+        replace(record(0, 4.9, kind="user"), message=MISTAKE, traceback=""),
+        f"step 1\n{MISTAKE}\n",
+    ),
+    "a loader's exception of two lines": (
+        replace(RAISED, message=of_loader("RuntimeError", "RuntimeError: bad record 7\nand more")),
+        "",
+    ),
+    "a loader's exception of a library": (
+        replace(RAISED, message=of_loader("HTTPError", "requests.HTTPError: 404")),
+        "",
+    ),
+    "a loader's exception while another was handled": (
+        replace(
+            RAISED,
+            message=of_loader(
+                "KeyError",
+                "KeyError: 'x'\n\nDuring that:\n\nTraceback (most recent call last):\n  File\nOSError: y",
+            ),
+        ),
+        "",
+    ),
+    "a spawned process's": (
+        replace(RAISED, message=f"\n\n{SPAWNED}\n{WORK}ValueError: bad shard\n"),
+        "",
+    ),
+    "an exit, without the exceptions that led to it": (
+        replace(RAISED, type="SystemExit", message="exit code 2", traceback=CHAIN),
+        CHAIN,
+    ),
+    "frames of the user's, the log's whole": (
+        replace(RAISED, traceback=TRACEBACK),
+        f"step 1\n{TRACEBACK}",
+    ),
+    "no frame of the user's": (replace(RAISED, traceback=OURS_ALONE), f"step 1\n{OURS_ALONE}"),
+}
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_an_explanation_shows_everything_once(name: str, wording: Wording) -> None:
+    found, log = EXPLAINED[name]
+    failure = root_cause([ended(found.rank, 1, 5.0)], [found], None)
+    wording(failure.headline, failure.reason)
+    wording(explain(failure, log, "x.log"), hide=rf"{re.escape(LIBRARY)}|{re.escape(OURS)}")
 
 
 def test_a_crash_shows_where_and_not_the_end_of_the_stack(wording: Wording) -> None:
@@ -373,16 +367,6 @@ def test_the_order_of_the_evidence_does_not_matter(exits: list[Exit], records: l
     if primary:
         assert not failure.secondary
     assert explain(failure, "log", "path")
-
-
-def test_an_exit_is_shown_without_the_exceptions_that_led_to_it() -> None:
-    first = "Traceback (most recent call last):\nValueError: could not convert string to float: 'x'\n"
-    last = 'Traceback (most recent call last):\n  File "/home/ada/train.py", line 2, in main\nSystemExit: 2\n'
-    chain = f"{first}\nDuring handling of the above exception, another exception occurred:\n\n{last}"
-    made = replace(record(1, 4.9), type="SystemExit", message="exit code 2", traceback=chain)
-    text = explain(root_cause([ended(1, 1, 5.0)], [made], None), chain, "x.log")
-    assert textwrap.indent(last, "    ") in text
-    assert "could not convert" not in text
 
 
 # The command's exit code: what counts as a result, and what as a failure

@@ -3,7 +3,9 @@
 import io
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,20 +124,133 @@ def lines_of(text: str) -> list[str]:
     return [line.rstrip() for line in text.splitlines()]
 
 
-def test_the_factor_follows_the_percentage_where_there_is_room() -> None:
-    header, *rows = lines_of(shown(COMPARISON, 120))
-    end = header.index("speed") + len("speed")
-    assert [row[:end].split()[-1] for row in rows[2:5]] == ["0.88×", "0.71×", "0.69×"]
-    quick = replace(variant("ddp-2-40-24"), vs_baseline=Difference(-45.3, (-46.0, -44.0), "faster"))
-    assert "1.83×" in shown(with_variants(variant("ddp-2-even"), quick), 120)
-    assert "×" not in rows[1][:end]  # no difference is established
+EVEN, UNEVEN, FULL = variant("ddp-2-even"), variant("ddp-2-40-24"), variant("dp-2-48-16")
+ALONE = replace(with_variants(EVEN), noise=Noise(None, None, None, 1.5))
+NO_FILE = replace(FULL, status="failed", reason="no such file", log="launches/1/log/rank0.log")
+OFF = replace(EVEN, gradient_error=0.58)
+AS_THE_MODEL = replace(EVEN, gradient_error=0.03)
+"""Of dropout or BatchNorm, whose gradients no two ways to run the model share."""
+NOT_EXACT = noticed(
+    "gradient-not-exact",
+    f"{GRADIENT_DIFFERS}one device by 0.03 (relative), more than fp32 explains",
+    AS_THE_MODEL,
+)
+SINGLE = replace(variant("single-1--"), scaling_efficiency=1.0)
+LOSSY = [
+    replace(EVEN, id=f"ddp-{number}", compression="fp16", gradient_error=number / 1000)
+    for number in range(1, 5)
+]
+ALLOCATORS = {
+    "the CPU's": "rank 0 ran out of memory: [enforce fail at alloc_cpu.cpp:127] err == 0. "
+    "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4503599627370496 bytes. Error code 12",
+    "CUDA's": "rank 1 ran out of memory: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total "
+    "capacity of 79.1 GiB of which 1.1 GiB is free. Process 1 has 78 GiB memory in use.",
+    "a GPU's": "cuda:0 had 139.8 of 140.0 GiB in use",
+}
+ENDS: tuple[Status, ...] = ("failed", "hung", "skipped")
+Render = Callable[[Comparison], str]
 
 
-def test_an_interval_without_zero_never_looks_like_one_with_it(wording: Wording) -> None:
-    slower = replace(variant("ddp-2-40-24"), vs_baseline=Difference(18.9, (1.2, 40.1), "slower"))
-    both = with_variants(variant("ddp-2-even"), slower)
-    assert " 1 to 40" in shown(both, 160)  # 18.9 ± 21.2 would begin below 0
-    wording(summary_markdown(both))
+def at(width: int) -> Render:
+    return partial(shown, width=width)
+
+
+TABLES: dict[str, tuple[Comparison, tuple[Render, ...]]] = {
+    "a fast variant has its factor": (
+        with_variants(EVEN, replace(UNEVEN, vs_baseline=Difference(-45.3, (-46.0, -44.0), "faster"))),
+        (at(120),),
+    ),
+    "an interval without 0 is no half width, with which it would have it": (
+        with_variants(EVEN, replace(UNEVEN, vs_baseline=Difference(18.9, (1.2, 40.1), "slower"))),
+        (at(160), summary_markdown),
+    ),
+    "a few samples per second keep their digits": (
+        with_variants(replace(EVEN, samples_per_s=1.1577)),
+        (at(120), summary_markdown),
+    ),
+    "the fastest is first and failures are last": (
+        with_variants(
+            *(replace(FULL, id=end, status=end, split=(n, 64 - n)) for n, end in enumerate(ENDS, 1)),
+            *COMPARISON.variants,
+        ),
+        (at(80),),
+    ),
+    "the leader is first, though another time is shorter": (
+        replace(COMPARISON, fastest="ddp-2-33-31"),
+        (at(80),),
+    ),
+    "an unsteady variant keeps its figures": (
+        with_variants(EVEN, replace(UNEVEN, status="unsteady", reason="its medians drift by 9 %")),
+        (at(80),),
+    ),
+    "without a measured variant there is no header and no bar": (with_variants(FULL), (at(80),)),
+    "one reason of several is shown once": (
+        with_variants(*(replace(NO_FILE, id=str(number)) for number in range(3))),
+        (at(120),),
+    ),
+    "the same reason with logs of their own": (
+        with_variants(NO_FILE, replace(NO_FILE, id="2", log="launches/2/log/rank0.log")),
+        (at(120),),
+    ),
+    "a long reason is wrapped and cut on a terminal": (
+        with_variants(EVEN, replace(FULL, reason="word " * 40)),
+        (at(80), partial(shown, plain=True)),
+    ),
+    **{
+        f"how much an allocator lacked: {name}": (with_variants(replace(FULL, reason=message)), (at(200),))
+        for name, message in ALLOCATORS.items()
+    },
+    "keys that vary have columns": (
+        with_variants(replace(EVEN, varied={"precision": "bf16", "params": {"width": 256}})),
+        (at(80),),
+    ),
+    "a long value keeps its beginning": (
+        with_variants(
+            replace(EVEN, varied={"params": {"heads": 2, "layers": 1, "preset": "tiny", "width": 64}})
+        ),
+        (at(160),),
+    ),
+    "a gradient that differs": (with_variants(OFF), (at(120),)),
+    "a gradient that is exactly the baseline's": (
+        with_variants(replace(OFF, gradient_error=0.0, gradient_reference="ddp-2-even")),
+        (at(80),),
+    ),
+    "a gradient that differs as the model is": (
+        replace(with_variants(AS_THE_MODEL), findings=(*COMPARISON.findings, NOT_EXACT)),
+        (at(120),),
+    ),
+    "its gradient, next to one that agrees": (
+        replace(
+            with_variants(
+                AS_THE_MODEL, replace(AS_THE_MODEL, id="one", strategy="single", gradient_error=0.0)
+            ),
+            findings=(*COMPARISON.findings, NOT_EXACT),
+        ),
+        (at(120),),
+    ),
+    "three compressed variants": (with_variants(*LOSSY[:3]), (at(200),)),
+    "many compressed variants have one sentence": (with_variants(*LOSSY), (at(200),)),
+    "a variant alone has no baseline": (ALONE, (at(200), summary_markdown)),
+    "what is unknown is left out": (
+        replace(
+            with_variants(
+                replace(EVEN, scaling_efficiency=None, gradient_error=None, vs_baseline=None, ranks=())
+            ),
+            noise=Noise(None, None, None),
+            ci_level=None,
+            findings=(),
+        ),
+        (at(80),),
+    ),
+    "one device has no efficiency": (with_variants(SINGLE, replace(SINGLE, id="other")), (at(160),)),
+    "efficiency": (with_variants(SINGLE, replace(EVEN, scaling_efficiency=0.93)), (at(160),)),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_table_and_its_details(name: str, wording: Wording) -> None:
+    comparison, renders = TABLES[name]
+    wording(*(render(comparison) for render in renders))
 
 
 @pytest.mark.parametrize("width", [60, 72, *range(80, 121), 200])
@@ -145,98 +260,10 @@ def test_the_table_never_wraps(width: int) -> None:
     assert [line.split()[0] for line in lines[:8]] == ["variant", *["ddp"] * 4, "dp", "single", "dp"]
 
 
-def test_a_few_samples_per_second_keep_their_digits() -> None:
-    slow = replace(variant("ddp-2-even"), samples_per_s=1.1577)
-    header, row = lines_of(shown(with_variants(slow), 120))[:2]
-    end = header.index("samples/s") + len("samples/s")
-    assert row[:end].endswith(" 1.16")
-    assert " 1.16 " in summary_markdown(with_variants(slow))
-
-
 def test_a_terminal_gets_colours_and_the_fastest_in_bold() -> None:
     text = render_table(COMPARISON, 80, plain=False)
     assert re.search(r"\x1b\[1mddp +32/32", text)
     assert "\x1b[31moom" in text
-
-
-def test_fastest_first_and_failures_last() -> None:
-    ends: tuple[Status, ...] = ("failed", "hung", "skipped")
-    broken = [
-        replace(variant("dp-2-48-16"), id=status, status=status, split=(number, 64 - number))
-        for number, status in enumerate(ends, start=1)
-    ]
-    lines = lines_of(shown(with_variants(*broken, *COMPARISON.variants)))
-    order = [line.split()[1] for line in lines[1:] if re.match(r"(ddp|dp) ", line)]
-    assert order == ["32/32", "33/31", "40/24", "48/16", "32/32", "1/63", "2/62", "3/61", "48/16"]
-    for status in ("failed", "hung", "skipped", "oom"):
-        assert any(status in line for line in lines)
-
-
-def test_the_leader_comes_first_even_where_another_time_is_shorter() -> None:
-    """The comparison knows who leads."""
-    lines = lines_of(shown(replace(COMPARISON, fastest="ddp-2-33-31")))
-    assert [line.split()[1] for line in lines[1:3]] == ["33/31", "32/32"]
-
-
-def test_an_unsteady_variant_keeps_its_figures_and_says_why(wording: Wording) -> None:
-    unsteady = replace(variant("ddp-2-40-24"), status="unsteady", reason="its medians drift by 9 %")
-    wording(shown(with_variants(variant("ddp-2-even"), unsteady)))
-
-
-def test_a_run_in_which_everything_failed_has_no_header_and_no_bars() -> None:
-    text = shown(with_variants(variant("dp-2-48-16")))
-    assert "step ms" not in text
-    assert "Bars" not in text
-    assert text.startswith("dp       48/16  oom")
-
-
-def test_a_reason_that_ended_several_variants_is_shown_once() -> None:
-    failed = replace(
-        variant("dp-2-48-16"), status="failed", reason="no such file", log="launches/1/log/rank0.log"
-    )
-    alike = with_variants(*(replace(failed, id=str(number)) for number in range(3)))
-    text = shown(alike, width=120)
-    assert (text.count("no such file"), text.count("rank0.log"), text.count("as above")) == (1, 1, 2)
-    other = with_variants(failed, replace(failed, id="2", log="launches/2/log/rank0.log"))
-    assert "as above" not in shown(other, width=120)
-
-
-def test_a_long_reason_is_wrapped_below_itself_on_a_terminal_only() -> None:
-    long = replace(variant("dp-2-48-16"), reason="word " * 40)
-    lines = lines_of(shown(with_variants(variant("ddp-2-even"), long)))
-    first = next(i for i, line in enumerate(lines) if "oom" in line)
-    assert lines[first + 1].index("word") == lines[first].index("word")
-    assert lines[first + 2].endswith("…")
-    assert "word " * 39 in shown(with_variants(long), plain=True)
-
-
-@pytest.mark.parametrize(
-    ("message", "shown_as"),
-    [
-        (
-            "rank 0 ran out of memory: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: "
-            "can't allocate memory: you tried to allocate 4503599627370496 bytes. Error code 12",
-            "rank 0 ran out of memory: tried to allocate 4,194,304.0 GiB",
-        ),
-        (
-            "rank 1 ran out of memory: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total "
-            "capacity of 79.1 GiB of which 1.1 GiB is free. Process 1 has 78 GiB memory in use.",
-            "rank 1 ran out of memory: tried to allocate 2.00 GiB",
-        ),
-        ("cuda:0 had 139.8 of 140.0 GiB in use", "cuda:0 had 139.8 of 140.0 GiB in use"),
-    ],
-)
-def test_of_an_allocators_message_a_cell_has_how_much_it_lacked(message: str, shown_as: str) -> None:
-    full = replace(variant("dp-2-48-16"), reason=message)
-    lines = lines_of(shown(with_variants(full), 200))
-    assert any(line.endswith(shown_as) for line in lines)
-
-
-def test_varied_keys_have_columns_of_their_own() -> None:
-    wide = replace(variant("ddp-2-even"), varied={"precision": "bf16", "params": {"width": 256}})
-    header, row = lines_of(shown(with_variants(wide)))[:2]
-    assert row.index("bf16") == header.index("precision")
-    assert row.index("width=256") == header.index("params")
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 160])
@@ -263,20 +290,6 @@ def test_warnings_are_shown_once_and_name_their_variants(wording: Wording) -> No
     assert text.lower().count("dropout") == 1
 
 
-def test_a_gradient_that_differs_is_not_said_to_agree(wording: Wording) -> None:
-    off = replace(variant("ddp-2-even"), gradient_error=0.58)
-    wording(shown(with_variants(off), 120))
-    exact = replace(off, gradient_error=0.0, gradient_reference="ddp-2-even")
-    wording(shown(with_variants(exact)))
-
-
-def test_a_variant_alone_has_no_baseline() -> None:
-    alone = replace(with_variants(variant("ddp-2-even")), noise=Noise(None, None, None, 1.5))
-    assert "baseline" not in shown(alone, 200)
-    assert "The step time scatters by 1.5 % between the rounds" in shown(alone, 200)
-    assert "vs baseline" not in summary_markdown(alone)
-
-
 @pytest.mark.parametrize(
     ("launch", "round_"), [(0.0, 12.0), (0.0, None), (15.4, 19.4), (0.04, 0.3), (None, 6.7), (0.0, 0.0)]
 )
@@ -293,56 +306,12 @@ def test_details_keep_findings_about_variants_that_a_report_leaves_out() -> None
     assert any("of another variant" in line for line in detail_lines(found))
 
 
-def test_a_gradient_that_differs_as_the_model_is_is_not_said_to_agree() -> None:
-    """Of dropout or BatchNorm, whose gradients no two ways to run the model share."""
-    warning = f"{GRADIENT_DIFFERS}one device by 0.03 (relative), more than fp32 explains"
-    off = replace(variant("ddp-2-even"), gradient_error=0.03)
-    findings = (*COMPARISON.findings, noticed("gradient-not-exact", warning, off))
-    text = shown(replace(with_variants(off), findings=findings), 120)
-    assert "The gradient differs" in text
-    assert "Gradients" not in text
-    alone = replace(off, id="one", strategy="single", gradient_error=0.0)
-    both = shown(replace(with_variants(off, alone), findings=findings), 120)
-    assert "Gradients of single agree with one device exactly." in both
-
-
 @given(st.floats(1e-17, 0.05))
 def test_the_agreement_that_is_claimed_holds(error: float) -> None:
     text = shown(with_variants(replace(variant("ddp-2-even"), gradient_error=error)), 120)
     claimed = re.search(r"one device to (\S+)\.", text)
     assert claimed is not None
     assert error <= float(claimed.group(1)) * (1 + 1e-9) <= 10 * error
-
-
-def test_many_compressed_variants_have_one_sentence_as_the_table_has_their_errors() -> None:
-    lossy = [
-        replace(variant("ddp-2-even"), id=f"ddp-{number}", compression="fp16", gradient_error=number / 1000)
-        for number in range(1, 5)
-    ]
-    few, many = shown(with_variants(*lossy[:3]), 200), shown(with_variants(*lossy), 200)
-    assert few.count("Compressed gradients of ") == 3
-    assert "Compressed gradients of 4 variants differ from those of one device by 0.001 to 0.004" in many
-
-
-def test_what_is_unknown_is_left_out_not_zero() -> None:
-    bare = replace(
-        variant("ddp-2-even"), scaling_efficiency=None, gradient_error=None, vs_baseline=None, ranks=()
-    )
-    text = shown(replace(with_variants(bare), noise=Noise(None, None, None), ci_level=None, findings=()))
-    for word in ("eff.", "vs baseline", "Bars", "Noise", "Gradients", "None"):
-        assert word not in text
-
-
-def test_a_long_value_that_varies_keeps_its_beginning() -> None:
-    params = {"heads": 2, "layers": 1, "preset": "tiny", "width": 64}
-    text = shown(with_variants(replace(variant("ddp-2-even"), varied={"params": params})), 160)
-    assert "heads=2,layers=1,preset=tiny,wi…" in text
-
-
-def test_efficiency_is_shown_and_explained_only_where_several_devices_have_one(wording: Wording) -> None:
-    alone = replace(variant("single-1--"), scaling_efficiency=1.0)
-    assert "eff." not in shown(with_variants(alone, replace(alone, id="other")), 160)
-    wording(shown(with_variants(alone, replace(variant("ddp-2-even"), scaling_efficiency=0.93)), 160))
 
 
 def test_an_interrupted_run_says_how_to_go_on() -> None:
