@@ -82,6 +82,15 @@ IN_RENDEZVOUS = stack(
 IN_TORCH = stack("torch/nn/functional.py:7 linear", "torch/nn/parallel/distributed.py:1715 _run_ddp_forward")
 
 
+IN_REPLICA = stack(f"{USER}:25 forward", "~/worker/strategies/cpu_parallel.py:40 run", header="Thread")
+JOINING = stack(f"{STDLIB}/threading.py:320 wait", "~/worker/strategies/cpu_parallel.py:60 join")
+"""A replica's thread, and the main one, which waits for it."""
+IN_BACKGROUND = stack(f"{USER}:5 read_ahead", header="Thread").replace(
+    TOP[0], '  File "t.py", line 1 in _bootstrap'
+)
+"""A thread of the user's, which counts for nothing."""
+
+
 @pytest.mark.parametrize(
     ("text", "waiting", "place"),
     [
@@ -100,6 +109,8 @@ IN_TORCH = stack("torch/nn/functional.py:7 linear", "torch/nn/parallel/distribut
         (stack(f"{WORKLOADS}sleep.py:24 forward", "torch/nn/x.py:1 f"), None, "sleep.py:24 in forward"),
         (stack("~/worker/base/process_group.py:75 await_port"), COLLECTIVE, "await_port"),
         (stack(f"{USER}:9 backward", "torch/autograd/graph.py:979 _engine_run_backward"), None, ":9 in"),
+        (f"{IN_REPLICA}\n{JOINING}", None, f"{USER}:25 in forward"),
+        (f"{IN_BACKGROUND}\n{IN_BACKWARD}", BACKWARD, "_engine_run_backward"),
     ],
 )
 def test_waiting_differs_from_working(text: str, waiting: str | None, place: str) -> None:
@@ -108,32 +119,8 @@ def test_waiting_differs_from_working(text: str, waiting: str | None, place: str
     assert place in str(doing.frame)
 
 
-def test_a_replica_or_an_autograd_thread_shows_where_the_main_thread_waits_for_it() -> None:
-    replica = stack(f"{USER}:25 forward", "~/worker/strategies/cpu_parallel.py:40 run", header="Thread")
-    main = stack(f"{STDLIB}/threading.py:320 wait", "~/worker/strategies/cpu_parallel.py:60 join")
-    doing = known(activity(parse_threads(f"{replica}\n{main}")))
-    assert (doing.waiting, str(doing.frame)) == (None, f"{USER}:25 in forward")
-
-
-def test_a_users_thread_in_the_background_counts_for_nothing() -> None:
-    reader = stack(f"{USER}:5 read_ahead", header="Thread").replace(
-        TOP[0], '  File "t.py", line 1 in _bootstrap'
-    )
-    doing = known(activity(parse_threads(f"{reader}\n{IN_BACKWARD}")))
-    assert doing.waiting == BACKWARD
-
-
 def hang(*texts: str) -> Hang | None:
     return find_hang({rank: activity(parse_threads(text)) for rank, text in enumerate(texts)})
-
-
-def test_the_rank_that_does_not_wait_is_named_with_its_line(wording: Wording) -> None:
-    found = hang(IN_BARRIER, IN_FORWARD, IN_BARRIER)
-    assert known(found).rank == 1
-    wording(known(found).headline)
-    assert known(found).details[0] == f"rank 0 {COLLECTIVE}"
-    wording(known(hang(IN_BARRIER, IN_FORWARD, IN_FORWARD)).headline)
-    wording(known(hang(*[IN_FORWARD] * 3, IN_BARRIER)).headline)
 
 
 def test_before_the_first_step_is_distinguished() -> None:
@@ -141,33 +128,6 @@ def test_before_the_first_step_is_distinguished() -> None:
     assert Hang(None, "", (), ranks=(start, start)).is_before_first_step
     assert not Hang(None, "", (), ranks=(start, later)).is_before_first_step
     assert not Hang(None, "", ()).is_before_first_step
-
-
-def test_of_the_backward_pass_no_waiting_is_claimed(wording: Wording) -> None:
-    found = hang(IN_BACKWARD, IN_FORWARD)
-    wording(known(found).headline)
-    wording(known(found).details[0])
-    alone = hang(IN_BACKWARD)
-    wording(known(alone).headline)
-
-
-def test_where_the_stacks_single_out_no_rank_none_is_blamed(wording: Wording) -> None:
-    assert known(hang(IN_BARRIER, IN_BACKWARD)).rank is None
-    wording(known(hang(IN_BARRIER, IN_USERS_COLLECTIVE)).headline)
-    assert "no rank waits" in known(hang(IN_FORWARD, IN_FORWARD)).headline
-    assert hang("", "") == find_hang({})
-    wording(known(hang(IN_BARRIER, "")).headline)
-    wording(known(hang("", IN_BARRIER, "")).headline)
-
-
-def test_ranks_that_do_not_find_each_other_get_what_to_check(wording: Wording) -> None:
-    found = known(hang(IN_RENDEZVOUS, IN_RENDEZVOUS))
-    wording(found.headline, *found.details)
-    assert found.rank is None
-    apart = known(hang(IN_RENDEZVOUS, IN_FORWARD))
-    assert (apart.rank, len(apart.details)) == (1, 2)
-    ours = IN_RENDEZVOUS.replace(USER, f"{LAUNCHER}/worker/base/process_group.py")
-    assert len(known(hang(ours, ours)).details) == 2  # its arguments aren't the user's
 
 
 CRASH = dedent(f"""\
@@ -282,10 +242,37 @@ def test_a_rank_that_imports_modules_of_torchs_waits_for_no_rank(frames: tuple[s
     assert known(activity(parse_threads(stack(*frames)))).short == text
 
 
-def test_ranks_that_all_import_are_not_said_to_wait_for_each_other() -> None:
-    found = known(hang(stack(*REMOTE_MODULE), stack(*REMOTE_MODULE)))
-    assert found.headline == "no rank waits for another: rank 0 is importing `torch.distributed.nn`"
-    assert found.details[0] == "rank 0 is importing `torch.distributed.nn`"
+HANGS: dict[str, tuple[tuple[str, ...], int | None]] = {
+    "one does not wait": ((IN_BARRIER, IN_FORWARD, IN_BARRIER), 1),
+    "several do not wait": ((IN_BARRIER, IN_FORWARD, IN_FORWARD), 1),
+    "the last one waits": ((*[IN_FORWARD] * 3, IN_BARRIER), 0),
+    "another is in the backward pass, of which no waiting is claimed": ((IN_BACKWARD, IN_FORWARD), 1),
+    "alone in the backward pass": ((IN_BACKWARD,), 0),
+    "in a barrier and in the backward pass": ((IN_BARRIER, IN_BACKWARD), None),
+    "in two collectives": ((IN_BARRIER, IN_USERS_COLLECTIVE), None),
+    "all work": ((IN_FORWARD, IN_FORWARD), 0),
+    "no stack of one": ((IN_BARRIER, ""), 1),
+    "a stack of one alone": (("", IN_BARRIER, ""), 0),
+    "they do not find each other": ((IN_RENDEZVOUS, IN_RENDEZVOUS), None),
+    "one looks for the other": ((IN_RENDEZVOUS, IN_FORWARD), 1),
+    "they do not find each other, with arguments that aren't the user's": (
+        (IN_RENDEZVOUS.replace(USER, f"{LAUNCHER}/worker/base/process_group.py"),) * 2,
+        None,
+    ),
+    "all import": ((stack(*REMOTE_MODULE), stack(*REMOTE_MODULE)), 0),
+}
+
+
+@pytest.mark.parametrize("name", HANGS)
+def test_the_rank_that_does_not_wait_is_named(name: str, wording: Wording) -> None:
+    texts, rank = HANGS[name]
+    found = known(hang(*texts))
+    assert found.rank == rank
+    wording(found.headline, found.details)
+
+
+def test_without_stacks_nothing_is_said_of_a_hang() -> None:
+    assert hang("", "") == find_hang({})
 
 
 def test_a_printed_stack_leaves_out_the_import_system() -> None:
