@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -29,6 +29,7 @@ MAX_MESSAGE, MAX_TRACEBACK = 4_000, 16_000
 """Characters. An exception may quote a whole tensor or batch, which no one reads, and which takes minutes to
 search for known words."""
 
+T = TypeVar("T")
 Kind = Literal["exception", "oom", "exit", "user"]
 
 _OUT_OF_MEMORY = re.compile(
@@ -101,6 +102,16 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError | OSError) and bool(_OUT_OF_MEMORY.search(text_of(error)))
+
+
+def if_it_fits(compute: Callable[[], T]) -> T | None:
+    """The result of `compute`, or `None` where memory runs out on the way."""
+    try:
+        return compute()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    return None  # after the handler: until then the traceback holds the tensors that filled the memory
 
 
 def is_secondary(error: BaseException) -> bool:

@@ -24,7 +24,7 @@ from torch.nn.parallel._functions import Gather, Scatter
 from gpurun.launcher.machine.accelerators import ACCELERATORS, accelerator_of
 from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
-from gpurun.launcher.worker.base.failure import is_out_of_memory
+from gpurun.launcher.worker.base.failure import if_it_fits
 from gpurun.launcher.worker.base.nested import (
     Tree,
     at_least_vector,
@@ -368,20 +368,11 @@ def apply_times_ms(
     """
     parts = split_rows(inputs, chunks)
     used = [index for index, size in enumerate(chunks) if size]
-    replicas = {index: replica_if_it_fits(network, index, devices[index], parts[index]) for index in used}
-    calls = [(i, partial(timed_ms, replica, devices[i])) for i, replica in replicas.items() if replica]
-    found = dict(zip((index for index, _ in calls), run_replicas(calls), strict=True))
+    replicas = {i: if_it_fits(partial(replica_on, network, i, devices[i], parts[i])) for i in used}
+    held = [(i, partial(timed_ms, replica, devices[i])) for i, replica in replicas.items() if replica]
+    times_ms = run_replicas([(i, partial(if_it_fits, timed)) for i, timed in held])
+    found = {i: ms for (i, _), ms in zip(held, times_ms, strict=True) if ms is not None}
     return [found.get(index, math.inf if size else 0.0) for index, size in enumerate(chunks)]
-
-
-def replica_if_it_fits(network: nn.Module, index: int, device: torch.device, inputs: Tree) -> Replica | None:
-    """`replica_on`, or `None` where the device's memory runs out."""
-    try:
-        return replica_on(network, index, device, inputs)
-    except (RuntimeError, MemoryError) as error:
-        if is_out_of_memory(error):
-            return None
-        raise
 
 
 def replica_on(network: nn.Module, index: int, device: torch.device, inputs: Tree) -> Replica:
@@ -399,15 +390,10 @@ def timed_ms(replica: Replica, device: torch.device) -> float:
     """
     runtime = runtime_of(device)
     clock = runtime.clock(device)
-    try:
-        with runtime.current(device):
-            clock.start()
-            replica.run()
-            replica.gradients([torch.ones_like(output) for output in replica.output_tensors()])
-            clock.end_step()
-            (timing,) = clock.read()
-            return timing.step_ns / 1e6
-    except (RuntimeError, MemoryError) as error:
-        if is_out_of_memory(error):
-            return math.inf
-        raise
+    with runtime.current(device):
+        clock.start()
+        replica.run()
+        replica.gradients([torch.ones_like(output) for output in replica.output_tensors()])
+        clock.end_step()
+        (timing,) = clock.read()
+        return timing.step_ns / 1e6

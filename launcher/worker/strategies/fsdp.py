@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any, Self
 
 import torch
@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.plan.rank_config import LaunchConfig
-from gpurun.launcher.worker.base.failure import is_out_of_memory
+from gpurun.launcher.worker.base.failure import if_it_fits
 from gpurun.launcher.worker.base.nested import Tree
 from gpurun.launcher.worker.base.precision import PRECISIONS, Precision
 from gpurun.launcher.worker.strategies.base import Hints, ProcessPerDevice
@@ -125,7 +125,7 @@ class Fsdp(ProcessPerDevice):
     def unwrapped(self) -> nn.Module | None:
         """A copy on rank 0, if it fits there; the others help to fill it."""
         assert self.plan is not None
-        copied = self.room_for_copy(self.plan) if self.rank == 0 else None
+        copied = if_it_fits(partial(self.room_for_copy, self.plan)) if self.rank == 0 else None
         (fits,) = self.share([float(copied is not None)])
         targets = dict(copied.named_parameters()) if copied else {}
         for name, part in self.model.named_parameters() if fits else ():
@@ -134,21 +134,16 @@ class Fsdp(ProcessPerDevice):
                 targets[name].data.copy_(whole)
         return copied
 
-    def room_for_copy(self, plan: nn.Module) -> nn.Module | None:
-        """The plan with memory for all parameters, and the model's buffers; `None` where there isn't any."""
-        try:
-            real: dict[int, object] = {
-                id(p): nn.Parameter(torch.empty_like(p, device=self.device), p.requires_grad)
-                for p in plan.parameters()
-            }
-            copied = copy.deepcopy(plan, real)
-            for mine, current in zip(copied.buffers(), self.model.buffers(), strict=True):
-                mine.copy_(current)
-            return copied
-        except (RuntimeError, MemoryError) as error:
-            if is_out_of_memory(error):
-                return None
-            raise
+    def room_for_copy(self, plan: nn.Module) -> nn.Module:
+        """The plan with memory for all parameters, and the model's buffers."""
+        real: dict[int, object] = {
+            id(p): nn.Parameter(torch.empty_like(p, device=self.device), p.requires_grad)
+            for p in plan.parameters()
+        }
+        copied = copy.deepcopy(plan, real)
+        for mine, current in zip(copied.buffers(), self.model.buffers(), strict=True):
+            mine.copy_(current)
+        return copied
 
     def full(self, tensor: Tensor) -> Tensor:
         """All rows of a parameter or gradient, of which each rank of a group has a part.

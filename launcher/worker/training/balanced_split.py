@@ -1,8 +1,10 @@
 """Finds the samples of `split: balanced` before anything is timed: measures this launch's devices."""
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import fmean, median
 from typing import Protocol
 
@@ -21,7 +23,7 @@ from gpurun.launcher.rundir.records import VariantConfig
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.accelerators.clock import Clock, StepTiming
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
-from gpurun.launcher.worker.base.failure import is_out_of_memory
+from gpurun.launcher.worker.base.failure import if_it_fits
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.process_group import Peers
 from gpurun.launcher.worker.training.batches import StepInput
@@ -139,22 +141,11 @@ class TimedRanks:
         With `sync` after one step more, since in training a rank begins where its own last step ended.
         Memory that runs out must not keep a rank from the barrier, nor, without `sync`, from anything else.
         """
-        timings: list[StepTiming] | None = None
-        lead = int(sync)
-        try:
-            inputs = step_inputs(self.trainer, replace(self.variant, split=split), lead + num_steps)
-        except (RuntimeError, MemoryError) as error:
-            if sync:
-                raise
-            check_memory(error)
-            inputs = []
+        lead, attempt = int(sync), operator.call if sync else if_it_fits
+        variant = replace(self.variant, split=split)
+        inputs = attempt(partial(step_inputs, self.trainer, variant, lead + num_steps)) or ()
         self.peers.barrier()
-        try:
-            timings = timed_steps(self.trainer, self.clock, inputs, sync)
-        except (RuntimeError, MemoryError) as error:
-            if sync:
-                raise
-            check_memory(error)
+        timings = attempt(partial(timed_steps, self.trainer, self.clock, inputs, sync))
         if timings is None:
             release(self.trainer)
         return mean_ms(timings[lead:]) if timings else math.inf
@@ -197,12 +188,6 @@ def timed_steps(trainer: Trainer, clock: Clock, inputs: Sequence[StepInput], syn
 
 def mean_ms(timings: Sequence[StepTiming]) -> float:
     return fmean(timing.step_ns for timing in timings) / 1e6
-
-
-def check_memory(error: BaseException) -> None:
-    """Raises the error again, unless it says that memory ran out."""
-    if not is_out_of_memory(error):
-        raise error
 
 
 def release(trainer: Trainer) -> None:

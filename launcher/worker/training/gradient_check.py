@@ -16,7 +16,7 @@ from gpurun.launcher.rundir.records import GRADIENT_DIFFERS, VariantConfig
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import plural
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
-from gpurun.launcher.worker.base.failure import is_out_of_memory
+from gpurun.launcher.worker.base.failure import if_it_fits
 from gpurun.launcher.worker.training.trainer import Trainer
 from gpurun.launcher.worker.training.try_out import has_batch_norm, preserved
 
@@ -128,7 +128,9 @@ def one_device_reference(trainer: Trainer, global_batch: int, rank: int) -> Refe
     if rank == 0 and model is not None:
         runtime = runtime_of(trainer.device)
         before = runtime.random_state(trainer.device)
-        gradient = if_it_fits(trainer, partial(trainer.one_device_gradient, model, global_batch, CHECK_STEP))
+        gradient = on_one_device(
+            trainer, partial(trainer.one_device_gradient, model, global_batch, CHECK_STEP)
+        )
         draws_random = not torch.equal(before, runtime.random_state(trainer.device))
     fits, random = trainer.strategy.share([float(gradient is not None), float(draws_random)])
     return Reference(ONE_DEVICE if fits else None, gradient, bool(random))
@@ -147,7 +149,7 @@ def weight_errors(
     lacks_room = int(trainer.strategy.total(trainer.lacks_room(num_whole=2))) > 0
     if rank == 0 and model is not None and not lacks_room:
         steps = partial(trainer.one_device_weights_after, model, global_batch, NUM_STEPS)
-        alone = if_it_fits(trainer, steps)
+        alone = on_one_device(trainer, steps)
     (fits,) = trainer.strategy.share([float(alone is not None)])
     errors: dict[str, float | None] = {}
     for variant in variants:
@@ -168,17 +170,13 @@ def weight_facts(trainer: Trainer, error: float | None, gradient: Mapping[str, A
     return found | {"gradient_warning": f"{text}, more than {trainer.precision.name} explains ({limit:.2g})"}
 
 
-def if_it_fits(trainer: Trainer, compute: Callable[[], Gradient]) -> Gradient | None:
-    """The result of `compute`, or `None` when memory runs out on the way."""
-    try:
-        return compute()
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-    # Only after the handler: until then the traceback holds the tensors that filled the memory.
-    trainer.model.zero_grad(set_to_none=True)
-    runtime_of(trainer.device).release_memory()
-    return None
+def on_one_device(trainer: Trainer, compute: Callable[[], Gradient]) -> Gradient | None:
+    """The result of `compute`, or `None` when memory runs out on the way, which is freed then."""
+    found = if_it_fits(compute)
+    if found is None:
+        trainer.model.zero_grad(set_to_none=True)
+        runtime_of(trainer.device).release_memory()
+    return found
 
 
 def shared_error(trainer: Trainer, gradient: Gradient, reference: Gradient | None) -> float:

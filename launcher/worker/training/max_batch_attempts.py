@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,8 +16,8 @@ from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import format_count, plural
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.exit import finish, print_to_log
-from gpurun.launcher.worker.base.failure import text_of
-from gpurun.launcher.worker.training.balanced_split import check_memory, release
+from gpurun.launcher.worker.base.failure import if_it_fits, is_out_of_memory, text_of
+from gpurun.launcher.worker.training.balanced_split import release
 from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.load_workload import load_workload
 from gpurun.launcher.worker.training.trainer import Trainer
@@ -53,10 +54,8 @@ def search(config: MaxBatchConfig) -> None:
     if config.limit_bytes is not None:
         device = devices_of(config)[0]
         runtime_of(device).limit_memory(device, config.limit_bytes)
-    try:
-        trainer = trainer_of(config)
-    except (RuntimeError, MemoryError) as error:
-        check_memory(error)
+    trainer = if_it_fits(partial(trainer_of, config))
+    if trainer is None:
         note(config, "fails", 1)
         note(config, "done")
         return
@@ -124,7 +123,8 @@ def attempt(trainer: Trainer, config: MaxBatchConfig, batch: int) -> bool:
             runtime_of(device).synchronize(device)
         return True
     except (RuntimeError, MemoryError) as error:
-        check_memory(error)
+        if not is_out_of_memory(error):
+            raise
     release(trainer)
     return False
 
