@@ -4,7 +4,7 @@ import copy
 import importlib
 import inspect
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -239,7 +239,7 @@ class Trainer:
         tensors = [own_part(tensor) for tensor in (*self.model.parameters(), *self.model.buffers())]
         return TrainerState(
             model=tuple((tensor, on_cpu(tensor)) for tensor in tensors),
-            optimizer=on_cpu(self.optimizer.state_dict()),
+            optimizer=copied(on_cpu, self.optimizer.state_dict()),
             scaler=self.scaler.state_dict(),
         )
 
@@ -267,7 +267,7 @@ class Trainer:
                 tensor.copy_(value)
         # Before the new state is made on the device, which may not hold both.
         self.optimizer.state.clear()
-        self.optimizer.load_state_dict(own_copy(state.optimizer, self.device))
+        self.optimizer.load_state_dict(copied(partial(own_copy, self.device), state.optimizer))
         self.scaler.load_state_dict(state.scaler)
 
     def abandon_step(self) -> None:
@@ -299,31 +299,29 @@ def own_part(tensor: Tensor) -> Tensor:
     return to_local() if to_local else tensor
 
 
-def on_cpu(value: Any) -> Any:
-    """A deep copy whose tensors are on the CPU."""
+def copied(copy_of: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """A deep copy of an optimizer's state, with `copy_of` each of its tensors."""
     if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
+        return copy_of(value)
     if isinstance(value, dict):
-        return {key: on_cpu(item) for key, item in value.items()}
+        return {key: copied(copy_of, item) for key, item in value.items()}
     if isinstance(value, list):
-        return [on_cpu(item) for item in value]
+        return [copied(copy_of, item) for item in value]
     return copy.deepcopy(value)
 
 
-def own_copy(value: Any, device: torch.device) -> Any:
-    """What an optimizer on this device may keep, and change, of a state on the CPU.
+def on_cpu(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def own_copy(device: torch.device, tensor: Tensor) -> Tensor:
+    """A tensor of a state on the CPU that an optimizer on this device may keep and change.
 
     It moves tensors to a GPU, which copies them, but for counters. Source: torch/optim/optimizer.py,
     `_process_value_according_to_param_policy`.
     """
-    if isinstance(value, Tensor):
-        is_moved = not accelerator_of(device.type).is_host and value.numel() > 1
-        return value if is_moved else value.clone()
-    if isinstance(value, dict):
-        return {key: own_copy(item, device) for key, item in value.items()}
-    if isinstance(value, list):
-        return [own_copy(item, device) for item in value]
-    return copy.deepcopy(value)
+    is_moved = not accelerator_of(device.type).is_host and tensor.numel() > 1
+    return tensor if is_moved else tensor.clone()
 
 
 def source_of(workload: Workload, config: LaunchConfig, rank: int, precision: Precision) -> SampleSource:

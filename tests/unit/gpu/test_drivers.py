@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -58,7 +59,7 @@ from gpurun.launcher.worker.accelerators.clock import EventStamps
 from gpurun.launcher.worker.base.precision import PRECISIONS
 from gpurun.launcher.worker.entry.zygote import ForkServer
 from gpurun.launcher.worker.selftest import device_program
-from gpurun.launcher.worker.training.trainer import Trainer, new_scaler, own_copy
+from gpurun.launcher.worker.training.trainer import Trainer, copied, new_scaler, own_copy
 from tests.gpu import machine, test_drivers_here
 from tests.gpu.machine import LIMITS, Devices
 from tests.gpu.test_jobs_here import largest_job, matrix_job
@@ -534,7 +535,7 @@ def test_a_state_is_copied_once_more_only_where_the_optimizer_would_keep_it() ->
         "param_groups": [{"lr": 1}],
     }
     for device, is_same in (("cpu", False), ("cuda", True)):
-        mine = own_copy(state, torch.device(device))
+        mine = copied(partial(own_copy, torch.device(device)), state)
         assert mine["state"][0]["step"] is not state["state"][0]["step"]
         assert (mine["state"][0]["exp_avg"] is state["state"][0]["exp_avg"]) == is_same
         assert mine["param_groups"] == [{"lr": 1}]
