@@ -231,23 +231,22 @@ def run_rank(request: StartRequest, server: int) -> NoReturn:
     """Becomes the rank, calls its entry, and ends the process; never returns to the server's code."""
     code = os.EX_IOERR  # no log can be opened: the disk is full, and no message would be kept
     try:
-        leave_server(server)
+        die_with(server)
+        os.setsid()  # no terminal and no `kill 0` in user code connects it to anything else
         redirect(request.log, request.stdin, request.stdout)
         code = 1
         become_rank(request)
-        code = call_entry(request)
+        module, _, function = request.entry.partition(":")
+        getattr(importlib.import_module(module), function)(request.args)
+        code = 0
+    except SystemExit as end:
+        code = exit_code(end)
     except KeyboardInterrupt:
         code = -signal.SIGINT
     except BaseException:
         traceback.print_exc()  # to the log, once there is one; else the server's last words
     finally:
         finish(code)
-
-
-def leave_server(server: int) -> None:
-    """Starts a session of its own: no terminal and no `kill 0` in user code connects it to anything else."""
-    die_with(server)
-    os.setsid()
 
 
 def become_rank(request: StartRequest) -> None:
@@ -337,21 +336,6 @@ def reseed() -> None:
         sys.modules["numpy"].random.seed()
     if "torch" in sys.modules:
         sys.modules["torch"].seed()
-
-
-def call_entry(request: StartRequest) -> int:
-    """Calls `module:function` and returns the exit code; what it raises goes to the log."""
-    try:
-        module, _, function = request.entry.partition(":")
-        getattr(importlib.import_module(module), function)(request.args)
-    except SystemExit as end:
-        return exit_code(end)
-    except KeyboardInterrupt:
-        return -signal.SIGINT
-    except BaseException:
-        traceback.print_exc()
-        return 1
-    return 0
 
 
 def make_observable(directory: Path, rank: int) -> None:
