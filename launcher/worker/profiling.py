@@ -145,6 +145,15 @@ def stop(end: Callable[[], object]) -> None:
         end()
 
 
+def abandon(profiler: profile, mark: ExitStack | None) -> None:
+    """Ends a trace that isn't written, in the step that `mark` marks, if one is recorded yet."""
+    if mark is None:  # only prepared: torch can't take that back otherwise
+        profiler.start_trace()
+    else:
+        mark.close()
+    stop(profiler.stop_trace)
+
+
 @contextmanager
 def memory_history(snapshot: Path | None) -> Iterator[None]:
     """Keeps what is allocated and freed within it, with stacks, in `snapshot`; does nothing on the CPU."""
@@ -305,11 +314,7 @@ class StepCapture:
     def give_up(self) -> None:
         """Ends a trace that is being taken without writing it: another profiler is to begin."""
         if self._profiler is not None:
-            if self._mark is None:  # only prepared: torch can't take that back otherwise
-                self._profiler.start_trace()
-            else:
-                self._mark.close()
-            stop(self._profiler.stop)
+            abandon(self._profiler, self._mark)
             print_to_log(
                 "gpurun: the capture has ended without a trace: the program's own profiler has begun"
             )
@@ -377,11 +382,7 @@ class StepTracer:
         if self._writer is not None:
             self._writer.join()
         elif self._profiler is not None:
-            if self._mark is None:  # only prepared: torch can't take that back otherwise
-                self._profiler.start_trace()
-            else:
-                self._mark.close()
-            stop(self._profiler.stop_trace)
+            abandon(self._profiler, self._mark)
             self._profiler = None
         self.done = True
 
