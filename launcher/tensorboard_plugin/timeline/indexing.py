@@ -17,7 +17,7 @@ import msgspec
 
 from gpurun.launcher.machine.helper_process import helper_argv
 from gpurun.launcher.tensorboard_plugin.timeline.format import DamagedIndex, Index, UnreadableFile, open_index
-from gpurun.launcher.tensorboard_plugin.timeline.index.build import News, Order
+from gpurun.launcher.tensorboard_plugin.timeline.index.build import BrokenTraces, News, Order
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces, find, forget, making
 from gpurun.launcher.trace.kineto.trace_file import allowed_bytes
 from gpurun.launcher.units import format_count
@@ -145,8 +145,8 @@ class Indexes:
                 with making(traces, key) as directory:
                     problems = run_child(traces, directory, build.report)
                     if problems:
-                        raise _NotMade(problems)
-            except _NotMade as error:
+                        raise BrokenTraces(problems)
+            except BrokenTraces as error:
                 broken = Broken(error.problems)
             except OSError as error:
                 broken = Broken(
@@ -158,12 +158,6 @@ class Indexes:
                     while len(self._broken) > MAX_BROKEN:
                         self._broken.popitem(last=False)
                 del self._builds[key]
-
-
-class _NotMade(Exception):
-    def __init__(self, problems: tuple[UnreadableFile, ...]) -> None:
-        super().__init__(problems)
-        self.problems = problems
 
 
 def run_child(
