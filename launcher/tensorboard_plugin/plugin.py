@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,7 +19,7 @@ from werkzeug import wrappers
 from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
 
 from gpurun.launcher.errors import GpurunError
-from gpurun.launcher.tensorboard_plugin.answers.requested import Merges, file_name
+from gpurun.launcher.tensorboard_plugin.answers.requested import MERGED_FILE, file_name, merges
 from gpurun.launcher.tensorboard_plugin.logdir import Listing
 from gpurun.launcher.tensorboard_plugin.routes import (
     ROUTES,
@@ -53,7 +54,7 @@ class GpurunPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
         """`context`: what TensorBoard gives its plugins; `logdir` and `flags` are used."""
         super().__init__(context)
         self._server = TabServer(Listing(context.logdir))
-        self._merges = Merges()
+        self._merges = merges()
         self._is_loopback = is_loopback(getattr(context, "flags", None))
         self._places = threading.BoundedSemaphore(MAX_AT_ONCE)
 
@@ -62,7 +63,7 @@ class GpurunPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
         apps = {route: self._app(self._json(answer)) for route, answer in ROUTES.items()}
         apps["/trace/merged"] = self._app(self._merged)
         for route, path in static_files().items():
-            apps[route] = self._app(_static(path))
+            apps[route] = self._app(partial(static_response, path))
         return apps
 
     def is_active(self) -> bool:
@@ -82,7 +83,7 @@ class GpurunPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
         traces, state = self._server.traces(query), self._server.index(query)
         if traces is None or not isinstance(state, Index):
             return json_response(request, state_answer(state))
-        found = self._merges.get(traces, state)
+        found = self._merges.get(traces, state, MERGED_FILE)
         if isinstance(found, str):
             return json_response(request, {"state": "broken", "problems": [{"message": found}]})
         if found is None:
@@ -125,10 +126,6 @@ def is_loopback(flags: Any) -> bool:
     """Whether TensorBoard, started with these flags, listens to this machine only; it does without any."""
     host = getattr(flags, "host", None)
     return not getattr(flags, "bind_all", False) and (not host or host in (*LOOPBACK_HOSTS, "::1"))
-
-
-def _static(path: Path) -> Handler:
-    return lambda request: static_response(request, path)
 
 
 def refusal(request: wrappers.Request, is_loopback: bool) -> str | None:
@@ -177,7 +174,7 @@ def static_files() -> dict[str, Path]:
     return {f"/static/{path.relative_to(STATIC).as_posix()}": path for path in sorted(files)}
 
 
-def static_response(request: wrappers.Request, path: Path) -> wrappers.Response:
+def static_response(path: Path, request: wrappers.Request) -> wrappers.Response:
     """One of the page's own files."""
     found: wrappers.Response = http_util.Respond(request, path.read_bytes(), MIME_TYPES[path.suffix])
     return found

@@ -106,16 +106,10 @@ def order() -> tuple[Path, Path, list[str]]:
     return Path(out), Path(within), arguments
 
 
-class Merges:
-    """A variant's ranks in one trace, for Perfetto."""
-
-    def __init__(self) -> None:
-        entry = "gpurun.launcher.tensorboard_plugin.answers.requested:make_merged"
-        self._made = Made(entry, "the traces can't be merged")
-
-    def get(self, traces: Traces, index: Index) -> Path | str | None:
-        """The file, or why there is none, or `None` while it is being made."""
-        return self._made.get(traces, index, MERGED_FILE)
+def merges() -> Made:
+    """Each variant's ranks in one trace, for Perfetto: `MERGED_FILE`."""
+    entry = "gpurun.launcher.tensorboard_plugin.answers.requested:make_merged"
+    return Made(entry, "the traces can't be merged")
 
 
 def make_merged() -> None:

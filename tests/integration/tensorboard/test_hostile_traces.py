@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpurun.launcher.cli.main import cli
-from gpurun.launcher.tensorboard_plugin.answers.requested import Merges
+from gpurun.launcher.tensorboard_plugin.answers.requested import merges
 from gpurun.launcher.tensorboard_plugin.logdir import Listing
 from gpurun.launcher.tensorboard_plugin.timeline.format import Index
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces, find
@@ -112,7 +112,7 @@ def test_a_link_that_was_put_in_the_place_of_a_trace_meanwhile_is_not_followed(
     assert not isinstance(found, Index)
     assert "a link that leads out of" in str(found)
     out = downloaded.parent / "merged.gz"
-    assert "leads out of" in str(Merges()._made._run(traces, out, ()))
+    assert "leads out of" in str(merges()._run(traces, out, ()))
     assert not out.exists()
 
 
