@@ -382,21 +382,13 @@ class Index:
         """The level's blocks that touch the window, as blocks of row `row`."""
         start, end = self.columns["level_start"], self.columns["level_end"]
         first, last = _touching(start, end, (level.first, level.last), from_ns, to_ns)
-        part = {name: np.asarray(self.columns[name][first:last]) for name in LEVEL_COLUMNS}
-        return Blocks(
-            start=part["level_start"],
-            end=part["level_end"],
-            kind=part["level_kind"],
-            entry=part["level_entry"],
-            count=part["level_count"],
-            busy=part["level_busy"],
-            row=np.full(last - first, row, dtype=np.int32),
-        )
+        parts = (np.asarray(self.columns[name][first:last]) for name in LEVEL_COLUMNS)
+        return Blocks(*(*parts, np.full(last - first, row, dtype=np.int32)))
 
     def entry_blocks(self, entries: Row, row: int, from_ns: int, to_ns: int) -> Blocks:
         """The row's entries that touch the window."""
         start, end = self.columns["start"], self.columns["end"]
-        first, last = _touching(start, end, (entries.first, entries.last), from_ns, to_ns)
+        first, last = self.entries_touching(entries, from_ns, to_ns)
         numbers = np.arange(first, last, dtype=np.int32)
         rows = np.full(last - first, row, dtype=np.int32)
         kind = np.asarray(self.columns["kind"][first:last])
