@@ -24,8 +24,8 @@ from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.rundir.control import write_in
 from gpurun.launcher.rundir.files import RunDir, write_bytes
-from gpurun.launcher.tensorboard_plugin.answers.runs import own, run_answer, steps_answer
-from gpurun.launcher.tensorboard_plugin.logdir import Listed, read_host
+from gpurun.launcher.tensorboard_plugin.answers.runs import run_answer, steps_answer
+from gpurun.launcher.tensorboard_plugin.logdir import Listed, own, read_host
 from gpurun.launcher.tensorboard_plugin.timeline.answers import (
     Window,
     breakdown_answer,
@@ -143,11 +143,11 @@ Answer = dict[str, Any]
 
 def report_data(comparison: Comparison, run: RunDir) -> Answer:
     """Run, steps and timelines, as the page asks for them."""
-    ids = [variant.id for variant in comparison.variants]
+    listed, ids = own(run), [variant.id for variant in comparison.variants]
     return {
-        "run": {**run_answer(run, comparison), "status": "done"},
-        "steps": steps_answer(run, ids)["variants"],
-        "timelines": dict(_timelines(comparison, own(run))),
+        "run": {**run_answer(listed, comparison), "status": "done"},
+        "steps": steps_answer(listed, ids)["variants"],
+        "timelines": dict(_timelines(comparison, listed)),
     }
 
 

@@ -249,6 +249,12 @@ class Listed:
         return Traces(files[0].parent, files, self.root) if files else None
 
 
+def own(run: RunDir) -> Listed:
+    """A run named on the command line: it is its own log directory."""
+    path = run.real or run.path.resolve()
+    return Listed(path, path, "gpurun")
+
+
 Judge = Callable[[Path, tuple[Path, ...]], bool]
 """Whether the head of a file in these directories says something of it."""
 
@@ -496,7 +502,6 @@ NUM_SLOWEST = 10
 """Steps that stay in any case."""
 
 Key = tuple[str, int, int, int]
-_DECODER = msgspec.json.Decoder(StepRecord)
 
 
 def variant_steps(listed: Listed, variant: str) -> dict[str, Any]:
@@ -526,18 +531,18 @@ def _timed_by_rank(listed: Listed, variant: str) -> tuple[dict[int, Mapping[Key,
     found: dict[int, Mapping[Key, float]] = {}
     first: list[StepRecord] = []
     for rank, path in files:
-        records = decode(read_end(listed.root, path, share))
+        records = decode(read_end(listed.root, path, share), StepRecord)
         first = records if not found else first
         found[rank] = timed(records)
     return found, first
 
 
-def decode(lines: bytes) -> list[StepRecord]:
+def decode(lines: bytes, kind: type[T]) -> list[T]:
     """The records; lines that are damaged are left out."""
-    found = []
+    decoder, found = msgspec.json.Decoder(kind), []
     for line in lines.splitlines():
         try:
-            found.append(_DECODER.decode(line))
+            found.append(decoder.decode(line))
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
             continue
     return found

@@ -23,7 +23,7 @@ from gpurun.launcher.rundir.control import read_states
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.store import source_of
 from gpurun.launcher.tensorboard_plugin.answers.live import LiveDevices, progress_answer
-from gpurun.launcher.tensorboard_plugin.logdir import Listed, read_comparison, read_plan
+from gpurun.launcher.tensorboard_plugin.logdir import Listed, own, read_comparison, read_plan
 from gpurun.launcher.tensorboard_plugin.plugin import EXPECTED, BoundedServer, refusal
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -71,8 +71,7 @@ def _quoted(text: str) -> str:
 
 def text_of(run: RunDir, devices: LiveDevices) -> str:
     """All that is known of a run now."""
-    path = run.real or run.path.resolve()
-    families = _families(Listed(path, path, "gpurun"), devices)
+    families = _families(own(run), devices)
     return "".join(f"{line}\n" for family in families for line in family.lines()) + "# EOF\n"
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 
 from gpurun.launcher.compare.headline import nothing_measured
@@ -21,7 +20,7 @@ from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.run.attempts import attempts
 from gpurun.launcher.run.progress_line import stage_text
 from gpurun.launcher.rundir.paths import is_name, rank_files
-from gpurun.launcher.rundir.records import Event
+from gpurun.launcher.rundir.records import Event, StepRecord
 from gpurun.launcher.tensorboard_plugin.answers.sentences import NOT_RANKED_YET, RANKED_LATER
 from gpurun.launcher.tensorboard_plugin.logdir import (
     MAX_BYTES,
@@ -102,20 +101,11 @@ def _events(listed: Listed, plan: Plan) -> LaunchEvents:
 _EVENTS, _LATEST = Kept(16 * EVENT_BYTES), Kept(16 * MAX_BYTES)
 
 
-def _kept_events(root: Path, path: Path) -> tuple[Event, ...]:
-    found: tuple[Event, ...] = _EVENTS.get((root, path), stamp_of(path), lambda: _decoded_events(root, path))
+def _kept_events(root: Path, path: Path) -> list[Event]:
+    found: list[Event] = _EVENTS.get(
+        (root, path), stamp_of(path), lambda: decode(read_end(root, path, EVENT_BYTES), Event)
+    )
     return found
-
-
-def _decoded_events(root: Path, path: Path) -> tuple[Event, ...]:
-    decoder = msgspec.json.Decoder(Event)
-    found = []
-    for line in read_end(root, path, EVENT_BYTES).splitlines():
-        try:
-            found.append(decoder.decode(line))
-        except (msgspec.MsgspecError, UnicodeError, RecursionError):
-            continue
-    return tuple(found)
 
 
 def _stage(plan: Plan, events: LaunchEvents) -> dict[str, Any] | None:
@@ -208,7 +198,8 @@ def _latest(root: Path, path: Path) -> dict[str, Any]:
     """The latest timed steps of a rank."""
     content = read_end(root, path, MAX_BYTES)
     total = content.count(b'"kind":"timed"')
-    records = [each for each in decode(content[-TAIL_BYTES:]) if each.kind == "timed"][-MAX_STEPS:]
+    latest = decode(content[-TAIL_BYTES:], StepRecord)
+    records = [each for each in latest if each.kind == "timed"][-MAX_STEPS:]
     peaks = [each.peak_bytes for each in records if each.peak_bytes is not None]
     return {
         "steps": total,

@@ -19,7 +19,6 @@ from gpurun.launcher.report.markdown import lines_after
 from gpurun.launcher.report.metrics import PARTS, PHASES, answer_figures, described, figures_of, timed_parts
 from gpurun.launcher.report.terminal.improve import answer
 from gpurun.launcher.report.terminal.table import KNEE, NO_KNEE, curve_tables
-from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.paths import SELFTEST, bytes_below, is_name
 from gpurun.launcher.rundir.records import MEASURED
 from gpurun.launcher.rundir.store import source_of
@@ -153,13 +152,12 @@ def run_version(listed: Listed) -> str:
     return version(status(listed), files=files)
 
 
-def run_answer(run: RunDir | Listed, comparison: Comparison | None = None) -> dict[str, Any]:
+def run_answer(listed: Listed, comparison: Comparison | None = None) -> dict[str, Any]:
     """One run with all its variants.
 
     Args:
         comparison: what the run found out; by default what its `comparison.json` says.
     """
-    listed = own(run) if isinstance(run, RunDir) else run
     comparison = comparison or read_comparison(listed)
     host = read_host(listed)
     return {
@@ -225,16 +223,9 @@ def dangers(comparison: Comparison) -> tuple[str, ...]:
     return screen_of(comparison.findings, len(comparison.findings)).dangers
 
 
-def steps_answer(run: RunDir | Listed, chosen: Sequence[str]) -> dict[str, Any]:
+def steps_answer(listed: Listed, chosen: Sequence[str]) -> dict[str, Any]:
     """Every timed step of the variants chosen, thinned out."""
-    listed = own(run) if isinstance(run, RunDir) else run
     return {"variants": {variant: variant_steps(listed, variant) for variant in chosen}}
-
-
-def own(run: RunDir) -> Listed:
-    """A run named on the command line: it is its own log directory."""
-    path = run.real or run.path.resolve()
-    return Listed(path, path, "gpurun")
 
 
 def variants(listed: Listed, comparison: Comparison | None) -> list[dict[str, Any]]:
@@ -279,6 +270,20 @@ def variant_ids(listed: Listed) -> list[str]:
     return [each.id for each in source if is_name(each.id)]
 
 
+_UNTOLD: Mapping[str, Any] = {
+    "figures": {},
+    "difference_interval": "",
+    "curve_tables": [],
+    "cost_sentences": [],
+    "step_sentence": None,
+    "far_note": None,
+    "untraced": None,
+    "slowest_rank": None,
+    "timed_parts": {},
+}
+"""What a comparison says of a variant, where there is none."""
+
+
 def _entry(listed: Listed, variant: Identity, explained: str | None) -> dict[str, Any]:
     ended = (variant.status, variant.reason) if isinstance(variant, VariantResult) else ("planned", None)
     return {
@@ -292,26 +297,14 @@ def _entry(listed: Listed, variant: Identity, explained: str | None) -> dict[str
         "status": ended[0],
         "reason": ended[1],
         "explanation": explained,
-        "figures": {},
-        "difference_interval": "",
-        "curve_tables": [],
-        "cost_sentences": [],
-        "step_sentence": None,
-        "far_note": None,
-        "untraced": None,
-        "slowest_rank": None,
-        "timed_parts": {},
+        **_UNTOLD,
         "traces": _traces(listed, variant.id),
     }
 
 
 def _of_traces(listed: Listed) -> dict[str, Any]:
     """The one variant of a directory of traces."""
-    missing = (
-        *("strategy", "precision", "reason", "explanation"),
-        *("step_sentence", "far_note", "untraced", "slowest_rank"),
-    )
-    unknown: Mapping[str, Any] = dict.fromkeys(missing)
+    unknown: Mapping[str, Any] = dict.fromkeys(("strategy", "precision", "reason", "explanation"))
     return {
         "id": TRACES,
         "label": listed.path.name,
@@ -319,11 +312,7 @@ def _of_traces(listed: Listed) -> dict[str, Any]:
         "process_per_device": True,
         "devices": [],
         "split": [],
-        "figures": {},
-        "difference_interval": "",
-        "curve_tables": [],
-        "cost_sentences": [],
-        "timed_parts": {},
+        **_UNTOLD,
         "status": "ok",
         "traces": _traces(listed, TRACES),
         "problems": unopened(listed, TRACES),

@@ -19,6 +19,7 @@ from gpurun.launcher.report.terminal.table import render_table
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.tensorboard_plugin.answers.runs import run_answer
 from gpurun.launcher.tensorboard_plugin.html import report_data
+from gpurun.launcher.tensorboard_plugin.logdir import own
 from tests.integration.command import Result, ending
 from tests.said import said_outside_the_table
 from tests.unit.cli.click_runner import runner
@@ -77,7 +78,7 @@ def test_the_command_and_its_reports_say_what_became_of_each_variant(
     screen = screen_of(
         with_next_step(comparison, run.path.name).findings
     )  # of one that isn't complete, the next step is to go on
-    for answer in (run_answer(run), report_data(comparison, run)["run"]):
+    for answer in (run_answer(own(run)), report_data(comparison, run)["run"]):
         assert answer["headline"] == comparison.headline
         assert all(text in answer["details"] for _, text in screen.lines[1:])
         assert str(tmp_path) not in answer["details"]  # the file may be given to others

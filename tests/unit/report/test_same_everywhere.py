@@ -29,9 +29,9 @@ from gpurun.launcher.report.metrics import METRICS, PARTS, Metric, figures_of, v
 from gpurun.launcher.report.tensorboard import write_tensorboard
 from gpurun.launcher.report.terminal.table import TRACED, render_table
 from gpurun.launcher.rundir.files import RunDir, write_json
-from gpurun.launcher.tensorboard_plugin.answers.runs import own, run_answer
+from gpurun.launcher.tensorboard_plugin.answers.runs import run_answer
 from gpurun.launcher.tensorboard_plugin.html import STATIC, report_data
-from gpurun.launcher.tensorboard_plugin.logdir import read_comparison
+from gpurun.launcher.tensorboard_plugin.logdir import own, read_comparison
 from tests.sample import COMPARISON as RECORDED
 from tests.wording import Wording
 
@@ -104,7 +104,7 @@ def hparams(comparison: Comparison, run: RunDir) -> Shown:
 
 
 def tab(comparison: Comparison, run: RunDir) -> Shown:
-    return drawn(run_answer(run))
+    return drawn(run_answer(own(run)))
 
 
 def html(comparison: Comparison, run: RunDir) -> Shown:
@@ -157,7 +157,7 @@ def test_results_of_another_gpurun_are_made_again_or_not_shown(run: RunDir, word
     """It may have concluded otherwise: the tab must not say what the terminal doesn't."""
     write_json(run.comparison, replace(COMPARISON, conclusions=CONCLUSIONS - 1))
     assert_same(html, COMPARISON, run)
-    answer = run_answer(run)
+    answer = run_answer(own(run))
     wording(answer["headline"])
     wording(answer["details"])
     assert [one["label"] for one in answer["variants"]] == list(map(variant_label, COMPARISON.variants))
@@ -242,7 +242,7 @@ def test_a_wrong_gradient_is_read_before_any_figure_in_every_report(run: RunDir)
     description = HParamsPluginData.FromString(content.content).experiment.description
     assert description.startswith(comparison.headline)
     assert f"  \n! {alert}." in description
-    for answer in (run_answer(run), report_data(comparison, run)["run"]):
+    for answer in (run_answer(own(run)), report_data(comparison, run)["run"]):
         assert alert in answer["alerts"]
     (page,) = (one.read_text() for one in (STATIC / "splits").glob("splits.js"))
     assert page.index("run.answer.alerts") < page.index("view.controls()")

@@ -23,10 +23,10 @@ from gpurun.launcher.tensorboard_plugin import logdir
 from gpurun.launcher.tensorboard_plugin.answers import live
 from gpurun.launcher.tensorboard_plugin.answers.live import LiveDevices, progress_answer
 from gpurun.launcher.tensorboard_plugin.answers.operators import KINDS, Kind, operators_answer
-from gpurun.launcher.tensorboard_plugin.answers.runs import own, run_answer, steps_answer
+from gpurun.launcher.tensorboard_plugin.answers.runs import run_answer, steps_answer
 from gpurun.launcher.tensorboard_plugin.answers.sentences import cost_sentences
 from gpurun.launcher.tensorboard_plugin.html import without_host
-from gpurun.launcher.tensorboard_plugin.logdir import Kept, Listed, Listing, choose, stamp_of, status
+from gpurun.launcher.tensorboard_plugin.logdir import Kept, Listed, Listing, choose, own, stamp_of, status
 from gpurun.launcher.tensorboard_plugin.timeline.format import Header
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.model import TraceReport
@@ -159,17 +159,17 @@ def test_it_has_the_latest_steps_of_each_rank(run: RunDir) -> None:
 def test_the_steps_of_many_ranks_take_no_more_memory_than_those_of_few(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert steps_answer(run, [IDS[1]])["variants"][IDS[1]]["total"] == 300
+    assert steps_answer(own(run), [IDS[1]])["variants"][IDS[1]]["total"] == 300
     num_bytes = run.steps(IDS[1], 0).stat().st_size
     monkeypatch.setattr(logdir, "MAX_VARIANT_BYTES", num_bytes)
-    found = steps_answer(run, [IDS[1]])["variants"][IDS[1]]
+    found = steps_answer(own(run), [IDS[1]])["variants"][IDS[1]]
     assert (found["ranks"], found["total"]) == ([0, 1], pytest.approx(150, abs=5))
 
 
 def test_the_tab_gets_each_gpus_device(run: RunDir) -> None:
     """Older records know one kind only."""
     write_json(run.host, {"gpus": [{"index": 1, "kind": "xpu"}, {"index": 0}, 7]})
-    assert [gpu["device"] for gpu in run_answer(run)["host"]["gpus"]] == ["xpu:1", "cuda:0"]
+    assert [gpu["device"] for gpu in run_answer(own(run))["host"]["gpus"]] == ["xpu:1", "cuda:0"]
 
 
 def test_it_changes_with_what_is_written(run: RunDir) -> None:
