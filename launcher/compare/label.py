@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from gpurun.launcher.grouping import grouped
 from gpurun.launcher.splits import BALANCED
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import plural
@@ -73,10 +74,9 @@ def varied_texts(varied: Mapping[str, Any]) -> list[str]:
 
 def left_out_texts(left_out: Iterable["SkippedCombination"]) -> list[tuple[str, str]]:
     """Combinations and the reason why they can't be; one text for all combinations of some values."""
-    by_reason: dict[tuple[str, tuple[str, ...]], list[Mapping[str, Any]]] = {}
-    for skipped in left_out:
-        by_reason.setdefault((skipped.reason, tuple(skipped.combination)), []).append(skipped.combination)
-    return [(text, reason) for (reason, _), found in by_reason.items() for text in _combined(found)]
+    alike = grouped(left_out, lambda skipped: (skipped.reason, tuple(skipped.combination)))
+    combinations = {key: [each.combination for each in found] for key, found in alike.items()}
+    return [(text, reason) for (reason, _), found in combinations.items() for text in _combined(found)]
 
 
 def _combined(combinations: Sequence[Mapping[str, Any]]) -> list[str]:

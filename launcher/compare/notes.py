@@ -19,6 +19,7 @@ from gpurun.launcher.compare.ranking import is_ranked, pareto_front
 from gpurun.launcher.compare.variant_causes import is_far_from_timed
 from gpurun.launcher.findings.finding import Finding, finding, noticed
 from gpurun.launcher.findings.run_cases import ENDED, STOPPED, UNUSED_BUDGET
+from gpurun.launcher.grouping import grouped
 from gpurun.launcher.plan.estimate import more_launches
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.files import RunDir
@@ -406,9 +407,7 @@ def _wrong_gradients(wrong: Sequence[VariantResult], num_variants: int) -> list[
 
 def named_once(said: Iterable[tuple[VariantResult, Finding]], num_variants: int) -> list[Finding]:
     """Every finding once, with the variants that it concerns unless it concerns all."""
-    concerned: dict[tuple[str, str], list[tuple[VariantResult, Finding]]] = {}
-    for variant, each in said:
-        concerned.setdefault((each.code, each.text), []).append((variant, each))
+    concerned = grouped(said, lambda pair: (pair[1].code, pair[1].text))
     return [
         _of_variants([variant for variant, _ in found], found[0][1], num_variants)
         for found in concerned.values()

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpurun.launcher.grouping import grouped
 from gpurun.launcher.inspect.stacks import Thread, is_workload, main_thread, parse_threads
 from gpurun.launcher.machine.accelerators import CPU, inspect_gpus
 from gpurun.launcher.machine.gpus.gpu import Gpu, Gpus
@@ -189,19 +190,15 @@ def find_mismatch(histories: Mapping[int, History]) -> Mismatch | None:
     gloo accepts some of these without an error, and then each rank has other data. Numbers that a rank has
     more than once, as for calls that NCCL ran as one, are not compared.
     """
-    calls: dict[tuple[str, str, int], list[tuple[CalledCollective, int]]] = {}
-    for rank, history in histories.items():
-        for call in history:
-            calls.setdefault((*call.counted_in, call.seq), []).append((call, rank))
+    made = ((call, rank) for rank, history in histories.items() for call in history)
+    calls = grouped(made, lambda pair: (*pair[0].counted_in, pair[0].seq))
     found = [_by_kind(ones) for ones in calls.values() if len({rank for _, rank in ones}) == len(ones)]
     several = [mismatch for mismatch in found if len(mismatch.calls) > 1]
     return min(several, key=lambda mismatch: mismatch.calls[0][0].seq, default=None)
 
 
 def _by_kind(calls: Sequence[tuple[CalledCollective, int]]) -> Mismatch:
-    kinds: dict[tuple[str, int | None], list[tuple[CalledCollective, int]]] = {}
-    for call, rank in calls:
-        kinds.setdefault((call.name, call.num_elements), []).append((call, rank))
+    kinds = grouped(calls, lambda pair: (pair[0].name, pair[0].num_elements))
     return Mismatch(tuple((ones[0][0], tuple(rank for _, rank in ones)) for ones in kinds.values()))
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpurun.launcher.errors import MachineError
+from gpurun.launcher.grouping import grouped
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -88,9 +89,7 @@ def descendants(root: int, without: Collection[int] = ()) -> list[int]:
 
     Zombies are not alive, unless threads of theirs still run.
     """
-    children: dict[int, list[_Stat]] = {}
-    for stat in _all_processes():
-        children.setdefault(stat.parent, []).append(stat)
+    children = grouped(_all_processes(), lambda stat: stat.parent)
     found: list[int] = []
     queue = [root]
     while queue:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpurun.launcher.errors import NodesError, SpecError
+from gpurun.launcher.grouping import grouped
 from gpurun.launcher.inspect.requests import (
     HEAD_START_STEPS,
     Answer,
@@ -135,9 +136,7 @@ class ClusterPool:
 
     def start(self, processes: Sequence[StartRequest]) -> None:
         """Starts the ranks of one launch on their nodes; returns at once."""
-        by_node: dict[int, list[StartRequest]] = {}
-        for process in processes:
-            by_node.setdefault(node_rank(process), []).append(process)
+        by_node = grouped(processes, node_rank)
         config = Path(processes[-1].args[0])  # the first may be the store
         self._attempt += 1
         self._name, self._timeline = config.parent.name, Timeline()

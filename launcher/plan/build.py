@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from gpurun.launcher.errors import MachineError, Problem, SpecError
+from gpurun.launcher.grouping import grouped
 from gpurun.launcher.jobfile.load import JobError, in_order
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.read import Draft
@@ -211,10 +212,7 @@ def _mistakes_of_plan(draft: Draft, machine: MachineLike) -> Sequence[Problem]:
 
 
 def _groups(variants: tuple[Variant, ...]) -> tuple[Group, ...]:
-    members: dict[str, list[Variant]] = {}
-    for variant in variants:
-        key = processes_of(variant) if variant.kind.shares_processes else variant.id
-        members.setdefault(key, []).append(variant)
+    members = grouped(variants, lambda each: processes_of(each) if each.kind.shares_processes else each.id)
     firsts = [group[0] for group in members.values()]
     names = make_unique([_group_name(first) for first in firsts])
     return tuple(Group(name, tuple(group)) for name, group in zip(names, members.values(), strict=True))

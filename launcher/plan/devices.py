@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from typing import Protocol
 
 from gpurun.launcher.errors import GpurunError, MachineError, Problem, SpecError
+from gpurun.launcher.grouping import grouped
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.values import AUTO, ONE_KIND, devices_on, mixed_kinds
 from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, Accelerator, accelerator_of, gpu_kinds
@@ -410,9 +411,7 @@ def backend_for(strategy: str, devices: tuple[str, ...], machines: Sequence[Mach
     """
     if not STRATEGIES[strategy].has_backend:
         return None
-    by_node: dict[int, list[str]] = {}
-    for name in devices:
-        by_node.setdefault(node_of_device(name), []).append(name)
+    by_node = grouped(devices, node_of_device)
     is_shared = any(shared_gpus(names, machines[node]) for node, names in by_node.items())
     return CPU.backend if is_shared else accelerator_of(devices[0]).backend
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from gpurun.launcher.grouping import grouped
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.settings import SETTINGS, settings_of
 from gpurun.launcher.jobfile.values import MAX_COUNT
@@ -42,9 +43,7 @@ def turns_of(plan: Plan, launch: Launch, variants: Collection[str]) -> tuple[Lau
     Args:
         variants: that are to be measured; the others are left out.
     """
-    members: dict[str, list[Variant]] = {}
-    for variant in (plan.variant(name) for name in launch.variants if name in variants):
-        members.setdefault(processes_of(variant), []).append(variant)
+    members = grouped((plan.variant(name) for name in launch.variants if name in variants), processes_of)
     in_order = sorted(members.values(), key=lambda group: -group[0].world_size)
     return tuple(
         replace(

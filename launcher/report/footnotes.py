@@ -15,6 +15,7 @@ from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, Difference, Noise, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
 from gpurun.launcher.findings.finding import below_its_name, ranked, screen_of
+from gpurun.launcher.grouping import grouped
 from gpurun.launcher.jobfile.values import node_bounds
 from gpurun.launcher.trace.causes import to_do
 from gpurun.launcher.units import (
@@ -280,11 +281,13 @@ def gradient_lines(comparison: Comparison) -> list[str]:
     variants = comparison.variants
     inexact = (each for each in comparison.findings if each.code == "gradient-not-exact")
     wrong = {variant for each in inexact for variant in each.about}
-    by_reference: dict[str, list[VariantResult]] = {}
-    for variant in variants:
-        is_exact = not (variant.compression or variant.gradient_warning or variant.id in wrong)
-        if variant.gradient_error is not None and is_exact:
-            by_reference.setdefault(variant.gradient_reference or "one device", []).append(variant)
+    exact = [
+        variant
+        for variant in variants
+        if variant.gradient_error is not None
+        and not (variant.compression or variant.gradient_warning or variant.id in wrong)
+    ]
+    by_reference = grouped(exact, lambda variant: variant.gradient_reference or "one device")
     names = {variant.id: variant_label(variant) for variant in variants}
     compressed = [variant for variant in variants if variant.compression]
     num_checked = sum(variant.gradient_error is not None for variant in variants if not variant.compression)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta, Struct
 
+from gpurun.launcher.grouping import grouped
 from gpurun.launcher.units import format_count, refuse_no_time
 
 
@@ -680,9 +681,8 @@ def _by_command(
 ) -> Iterator[tuple[int, list[Sequence[Event]]]]:
     """When each command that ran launches began, and their logs in order."""
     begun_ns = sorted(command.time_ns for command in commands)
-    by_command: dict[int, list[Sequence[Event]]] = {}
-    for log in sorted((log for log in logs if log), key=lambda log: log[0].time_ns):
-        by_command.setdefault(bisect(begun_ns, log[0].time_ns), []).append(log)
+    in_order = sorted((log for log in logs if log), key=lambda log: log[0].time_ns)
+    by_command = grouped(in_order, lambda log: bisect(begun_ns, log[0].time_ns))
     by_command.pop(0, None)  # no command is known
     return ((begun_ns[number - 1], own) for number, own in by_command.items())
 

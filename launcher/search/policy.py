@@ -25,6 +25,8 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
+from gpurun.launcher.grouping import grouped
+
 Floats = NDArray[np.float64]
 Levels = NDArray[np.int64]
 """A row per combination, a column per key: the number of its value."""
@@ -394,9 +396,7 @@ def missed(belief: Posterior, finalists: Sequence[int], others: Sequence[int], s
 
 def measured(trials: Sequence[Trial]) -> list[MeasuredCombination]:
     """The combined results of each combination's trials; nothing for one of which a trial failed."""
-    by_combination: dict[int, list[Trial]] = {}
-    for trial in trials:
-        by_combination.setdefault(trial.combination, []).append(trial)
+    by_combination = grouped(trials, lambda trial: trial.combination)
     return [
         _together(combination, own)
         for combination, own in by_combination.items()

@@ -10,6 +10,7 @@ import numpy as np
 
 from gpurun.launcher.compare.label import value_text
 from gpurun.launcher.errors import SpecError
+from gpurun.launcher.grouping import grouped
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.plan.build import Group, build_launch
@@ -80,9 +81,7 @@ def build_space(spec: JobSpec, machine: MachineLike) -> Space:
 
 def _groups(variants: Sequence[Variant]) -> tuple[Group, ...]:
     """Variants that the same ranks can try."""
-    members: dict[str, list[Variant]] = {}
-    for variant in variants:
-        members.setdefault(processes_for(variant), []).append(variant)
+    members = grouped(variants, processes_for)
     names = make_unique([_group_name(group[0]) for group in members.values()])
     return tuple(Group(name, tuple(group)) for name, group in zip(names, members.values(), strict=True))
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from gpurun.launcher.grouping import grouped
 from gpurun.launcher.machine.accelerators import peak_tflop_per_s
 from gpurun.launcher.machine.gpus.gpu import Gpu
 from gpurun.launcher.machine.gpus.nvml import PCIE_GB_PER_S
@@ -500,11 +501,10 @@ def common_place(
 
 def _by_transport(pairs: list[PairRate], seen: Evidence) -> list[Mapping[str, Any]]:
     """How many pairs each way links, and the rate of the slowest."""
-    rates: dict[str, list[float]] = {}
-    for pair in pairs:
-        rates.setdefault(transport(seen, pair.low, pair.high), []).append(pair.gb_per_s)
+    by_way = grouped(pairs, lambda pair: transport(seen, pair.low, pair.high))
     return [
-        {"num_pairs": len(found), "least_gb_per_s": min(found), "way": way} for way, found in rates.items()
+        {"num_pairs": len(found), "least_gb_per_s": min(pair.gb_per_s for pair in found), "way": way}
+        for way, found in by_way.items()
     ]
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from gpurun.launcher.grouping import grouped
 from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.units import format_number, round_up
 
@@ -71,9 +72,7 @@ class _Block:
 
 
 def _blocks(steps: Iterable[StepRecord]) -> dict[RoundKey, _Block]:
-    by_round: dict[RoundKey, list[StepRecord]] = {}
-    for step in steps:
-        by_round.setdefault((step.launch, step.round), []).append(step)
+    by_round = grouped(steps, lambda step: (step.launch, step.round))
     return {key: _block(block) for key, block in by_round.items()}
 
 

@@ -19,6 +19,7 @@ import msgspec
 
 from gpurun.launcher.findings.finding import Finding, finding, noticed, reason
 from gpurun.launcher.findings.run_cases import STOPPED
+from gpurun.launcher.grouping import grouped
 from gpurun.launcher.machine.accelerators import CPU, recorded_names, total_peak_flop_per_s
 from gpurun.launcher.plan.model import Launch, Plan, Process, Variant
 from gpurun.launcher.rundir.files import RunDir, VariantSteps
@@ -358,12 +359,8 @@ def _mean_logs(rounds: Iterable[RoundTime], repetitions: Mapping[str, int]) -> d
 
 
 def _by_repetition(rounds: Iterable[RoundTime], repetitions: Mapping[str, int]) -> dict[int, list[RoundTime]]:
-    found: dict[int, list[RoundTime]] = {}
-    for time in rounds:
-        repetition = repetitions.get(planned_launch(time.launch))
-        if repetition is not None:
-            found.setdefault(repetition, []).append(time)
-    return dict(sorted(found.items()))
+    known = (time for time in rounds if planned_launch(time.launch) in repetitions)
+    return dict(sorted(grouped(known, lambda time: repetitions[planned_launch(time.launch)]).items()))
 
 
 def sharing(processes: Sequence[Process]) -> Sharing:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from gpurun.launcher.compare.label import value_text
 from gpurun.launcher.findings.finding import Finding, finding, reason
 from gpurun.launcher.findings.finding_kinds import ADVICE
+from gpurun.launcher.grouping import grouped
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import Effect, SearchRecord, SearchSpace, TimeChange, TrialRecord
 from gpurun.launcher.units import (
@@ -223,9 +224,7 @@ def _front(tried: Sequence[Tried]) -> tuple[str, ...]:
 
 def _tried(trials: Sequence[TrialRecord], memory_gib: float | None) -> tuple[Tried, ...]:
     """Each combination with all of its trials."""
-    by_variant: dict[str, list[TrialRecord]] = {}
-    for trial in trials:
-        by_variant.setdefault(trial.variant, []).append(trial)
+    by_variant = grouped(trials, lambda trial: trial.variant)
     has_batches = len({trial.global_batch for trial in trials}) > 1
     return tuple(_together(own, memory_gib, has_batches) for own in by_variant.values())
 

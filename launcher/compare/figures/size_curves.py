@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from gpurun.launcher.findings.finding import reason
+from gpurun.launcher.grouping import grouped
 from gpurun.launcher.machine.accelerators import total_peak_flop_per_s
 from gpurun.launcher.rundir.records import PointRecord
 from gpurun.launcher.stats.estimates import median_interval
@@ -198,9 +199,7 @@ def probe_result(
     if not records:
         return None
     peak = total_peak_flop_per_s([gpu_name], precision, peaks)
-    by_series: dict[str, list[PointRecord]] = {}
-    for record in records:
-        by_series.setdefault(record.series, []).append(record)
+    by_series = grouped(records, lambda record: record.series)
     curves = tuple(curve(series, found, peak) for series, found in sorted(by_series.items()))
     crossing = crossover(*curves) if workload == "crossover" and len(curves) == 2 else None
     return ProbeResult(curves, crossing)
@@ -208,9 +207,7 @@ def probe_result(
 
 def curve(series: str, records: Sequence[PointRecord], peak_flop_per_s: float | None) -> Curve:
     """One series: points in the order of their sizes."""
-    by_size: dict[int, list[PointRecord]] = {}
-    for record in records:
-        by_size.setdefault(record.size, []).append(record)
+    by_size = grouped(records, lambda record: record.size)
     points = [point(by_size[size]) for size in sorted(by_size)]
     best = max((p.gflop_per_s for p in points if p.gflop_per_s), default=None)
     shared = tuple(with_shares(p, best, peak_flop_per_s) for p in points)

@@ -26,6 +26,7 @@ from gpurun.launcher.compare.figures.size_curves import (
 from gpurun.launcher.compare.label import varied_texts
 from gpurun.launcher.compare.model import Difference, Noise, Scatter, StepTime, VariantResult
 from gpurun.launcher.compare.ranking import Differences, is_ranked
+from gpurun.launcher.grouping import grouped
 from gpurun.launcher.jobfile.settings import Settings
 from gpurun.launcher.plan.model import Identity
 from gpurun.launcher.rundir.records import Balance, Prediction, StepRecord
@@ -288,10 +289,8 @@ LEAST_POINTS = 3
 
 def batch_curves(results: Sequence[VariantResult]) -> tuple[BatchCurve, ...]:
     """A curve for each way of splitting that was measured with at least three batches."""
-    families: dict[str, list[VariantResult]] = {}
-    for result in results:
-        if "global_batch" in result.varied and is_ranked(result):
-            families.setdefault(_family(result), []).append(result)
+    compared = (result for result in results if "global_batch" in result.varied and is_ranked(result))
+    families = grouped(compared, _family)
     return tuple(_curve(label, found) for label, found in families.items() if len(found) >= LEAST_POINTS)
 
 

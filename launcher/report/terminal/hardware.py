@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from gpurun.launcher.grouping import grouped
 from gpurun.launcher.machine.accelerators import ACCELERATORS, gpu_device
 from gpurun.launcher.machine.gpus.gpu import Gpu
 from gpurun.launcher.machine.host import Machine
@@ -26,14 +27,11 @@ def render_devices(machine: Machine, width: int) -> str:
 
 def _unusable_notes(machine: Machine) -> list[str]:
     """Why GPUs can't be used; by name where that isn't so for all."""
-    devices: dict[str, list[str]] = {}
-    for gpu in machine.gpus:
-        if gpu.unusable:
-            devices.setdefault(gpu.unusable, []).append(gpu_device(gpu))
+    unusable = grouped((gpu for gpu in machine.gpus if gpu.unusable), lambda gpu: gpu.unusable)
     everything = len(machine.gpus)
     return [
-        f"{'They' if len(names) == everything else ', '.join(names)} can't be used: {why}"
-        for why, names in devices.items()
+        f"{'They' if len(gpus) == everything else ', '.join(map(gpu_device, gpus))} can't be used: {why}"
+        for why, gpus in unusable.items()
     ]
 
 

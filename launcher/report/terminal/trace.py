@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from gpurun.launcher.findings.finding import Finding, of_level, screen_of
+from gpurun.launcher.grouping import grouped
 from gpurun.launcher.report.tables_on_request import ShownRow, ShownTable, TableContent, shown_table
 from gpurun.launcher.report.terminal.layout import (
     GAP,
@@ -221,9 +222,7 @@ def _collectives(report: TraceReport) -> list[RenderableType]:
     if not report.collectives:
         return []
     table = table_of(("group", "collective", "count", "MB", "GB/s", "bus GB/s", "all waits, hidden or not"))
-    sorts: dict[tuple[str, str], list[CollectiveReport]] = {}
-    for each in report.collectives:
-        sorts.setdefault((each.group, each.kind), []).append(each)
+    sorts = grouped(report.collectives, lambda each: (each.group, each.kind))
     for (group, kind), same in sorted(sorts.items()):
         table.add_row(clean(group), kind, *_collective_cells(same))
     parts: list[RenderableType] = ["", table]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.launcher.errors import MachineError
+from gpurun.launcher.grouping import grouped
 from gpurun.launcher.rundir.files import read_json, write_json
 from gpurun.launcher.rundir.remembered import IMPORTS
 from gpurun.launcher.rundir.store import cache_directory
@@ -33,9 +34,7 @@ _GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 def preload_packages(modules: Sequence[str]) -> None:
     """Imports what is harmless of these modules, package by package."""
     known, before = _known(), set(sys.modules)
-    by_package: dict[str, list[str]] = {}
-    for name in modules:
-        by_package.setdefault(name.partition(".")[0], []).append(name)
+    by_package = grouped(modules, lambda name: name.partition(".")[0])
     for package, names in by_package.items():
         if all(name in sys.modules for name in names):
             continue

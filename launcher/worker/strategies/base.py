@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
+from gpurun.launcher.grouping import grouped
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.strategies import strategy_named
@@ -197,9 +198,7 @@ def layers_of(module: nn.Module) -> list[nn.Module]:
 
 def repeated(layers: Sequence[nn.Module]) -> list[nn.Module]:
     """The layers of the class with most parameters, among classes with several layers."""
-    by_class: dict[type, list[nn.Module]] = {}
-    for layer in layers:
-        by_class.setdefault(type(layer), []).append(layer)
+    by_class = grouped(layers, type)
     several = (found for found in by_class.values() if len(found) > 1 and num_parameters(found))
     return max(several, key=num_parameters, default=[])
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gpurun.launcher.grouping import grouped
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.records import GRADIENT_DIFFERS, VariantConfig
@@ -69,9 +70,7 @@ def check_gradients(
     """
     # Where one of the variants must serve as the reference, it is the baseline.
     variants = sorted(config.variants, key=lambda variant: variant.id != config.baseline)
-    by_batch: dict[int, list[VariantConfig]] = {}
-    for variant in variants:
-        by_batch.setdefault(sum(variant.split), []).append(variant)
+    by_batch = grouped(variants, lambda variant: sum(variant.split))
     found: dict[str, dict[str, Any]] = {}
     with preserved(trainer.model, trainer.device), without_dropout(trainer.model):
         for global_batch, members in by_batch.items():
