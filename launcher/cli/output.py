@@ -5,7 +5,8 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import click
 from gpurun.launcher.errors import GateError, MachineError, UndecidedError, VariantError
 
 if TYPE_CHECKING:
+    from gpurun.launcher.processes.pool import WorkerPools
     from gpurun.launcher.run.running_attempt import Streams
     from gpurun.launcher.rundir.paths import Url
 
@@ -123,6 +125,21 @@ def _is_one_place() -> bool:
         return False
 
 
+@contextmanager
+def rank_starters() -> "Iterator[WorkerPools]":
+    """The starters of a command's ranks; afterwards no process of it is left.
+
+    Forks: nothing heavy may be imported before.
+    """
+    from gpurun.launcher.processes.guard import split_process
+
+    with split_process() as guard:
+        from gpurun.launcher.processes.pool import early_servers
+
+        with early_servers(guard) as pools:
+            yield pools
+
+
 def run_and_print(
     invocation: Callable[[], Any],
     out: "tuple[Path | None, Url | None]",
@@ -151,24 +168,19 @@ def run_and_print(
     Raises:
         GpurunError: what the command ends with.
     """
-    from gpurun.launcher.processes.guard import split_process
-
     directory, keep_at = out
     if resume is None:
         check_writable_on_node_0(directory or Path("runs"), place)
-    with split_process() as guard:  # forks: nothing heavy may be imported before
-        from gpurun.launcher.processes.pool import early_servers
+    with rank_starters() as pools:
+        from gpurun.launcher.cli.options import node_flags
+        from gpurun.launcher.run.job import Output
+        from gpurun.launcher.rundir.store import fetched
+        from gpurun.launcher.start import run_job
 
-        with early_servers(guard) as pools:
-            from gpurun.launcher.cli.options import node_flags
-            from gpurun.launcher.run.job import Output
-            from gpurun.launcher.rundir.store import fetched
-            from gpurun.launcher.start import run_job
-
-            streams = own_streams(only_rank) if passes_through and not (as_json or quiet) else None
-            output, flags = Output(quiet, only_rank, streams, passes_through), node_flags(**place)
-            before = fetched(resume) if isinstance(resume, str) else resume
-            finished = run_job(pools, invocation, directory, before, output, flags, keep_at, overrides)
+        streams = own_streams(only_rank) if passes_through and not (as_json or quiet) else None
+        output, flags = Output(quiet, only_rank, streams, passes_through), node_flags(**place)
+        before = fetched(resume) if isinstance(resume, str) else resume
+        finished = run_job(pools, invocation, directory, before, output, flags, keep_at, overrides)
     if finished is None:
         return  # node 0 has the results
     print_comparison(

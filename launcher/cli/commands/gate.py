@@ -1,6 +1,5 @@
 """`gpurun gate`: is the working copy slower than another version of the code?"""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from gpurun.launcher.cli.options import (
     quiet_option,
     set_option,
 )
-from gpurun.launcher.cli.output import check_gate, print_comparison
+from gpurun.launcher.cli.output import check_gate, print_comparison, rank_starters
 
 BUDGET_S = 600.0
 
@@ -106,31 +105,17 @@ def gate(
     for path in (out or Path("runs"), *files):
         check_writable(path)
 
-    def request() -> Any:
-        from gpurun.launcher.start_gate import Request
+    with rank_starters() as pools:
+        from gpurun.launcher.run.job import Output
+        from gpurun.launcher.start_gate import Request, run_gate
 
-        return Request(job, overrides, budget_s=budget_s or BUDGET_S, **versions)
-
-    finished = run(request, out, only_rank, quiet)
+        request = Request(job, overrides, budget_s=budget_s or BUDGET_S, **versions)
+        finished = run_gate(pools, request, out, Output(quiet, only_rank))
     print_comparison(finished.comparison, finished.run, as_json)
     write_files(finished, junit, markdown)
     if finished.error is not None:
         raise finished.error
     check_gate(finished.comparison.gate, require_decision)
-
-
-def run(request: Callable[[], Any], out: Path | None, only_rank: int | None, quiet: bool) -> Any:
-    """The finished gate; no process of it is left."""
-    from gpurun.launcher.processes.guard import split_process
-
-    with split_process() as guard:  # forks: nothing heavy may be imported before
-        from gpurun.launcher.processes.pool import early_servers
-
-        with early_servers(guard) as pools:
-            from gpurun.launcher.run.job import Output
-            from gpurun.launcher.start_gate import run_gate
-
-            return run_gate(pools, request(), out, Output(quiet, only_rank))
 
 
 def write_files(finished: Any, junit: Path | None, markdown: Path | None) -> None:

@@ -35,7 +35,7 @@ from gpurun.launcher.cli.options import (
     with_hang_timeout,
     written_url,
 )
-from gpurun.launcher.cli.output import print_comparison, run_and_print, show_json, warn, width
+from gpurun.launcher.cli.output import print_comparison, rank_starters, run_and_print, show_json, warn, width
 from gpurun.launcher.errors import GpurunError, Problem, SpecError
 
 if TYPE_CHECKING:
@@ -95,12 +95,18 @@ def job(
         raise SpecError(MISSING_JOB if resume is None else MISSING_RUN)
     overrides = with_hang_timeout(overrides, hang_timeout_s)
 
+    run_and_print(named_job(job_file, overrides), out, resume, overrides if job_file is None else (), **how)
+
+
+def named_job(path: Path | None, overrides: tuple[str, ...]) -> Callable[[], Any]:
+    """Makes the invocation of a job file, after the fork; none where a run is continued."""
+
     def invocation() -> Any:
         from gpurun.launcher.run.open import Invocation
 
-        return None if job_file is None else Invocation(job_file, overrides)
+        return None if path is None else Invocation(path, overrides)
 
-    run_and_print(invocation, out, resume, overrides if job_file is None else (), **how)
+    return invocation
 
 
 def names_job_file(path: Path) -> bool:
@@ -451,36 +457,14 @@ def tune(
     if resume is None:
         check_writable(out[0] or Path("runs"))
 
-    def invocation() -> Any:
-        from gpurun.launcher.run.open import Invocation
+    with rank_starters() as pools:
+        from gpurun.launcher.run.job import Output
+        from gpurun.launcher.rundir.store import fetched
+        from gpurun.launcher.search.tune import run_tune
 
-        return None if job is None else Invocation(job, overrides)
-
-    finished = finished_search(invocation, budget_s, out, resume, only_rank, quiet)
+        (directory, url), output = out, Output(quiet, only_rank)
+        before = fetched(resume) if isinstance(resume, str) else resume
+        finished = run_tune(pools, named_job(job, overrides), budget_s, directory, before, output, url)
     print_comparison(finished.comparison, finished.run, as_json, finished.reported)
     if finished.error is not None:
         raise finished.error
-
-
-def finished_search(
-    invocation: Callable[[], Any],
-    budget_s: float | None,
-    out: "tuple[Path | None, Url | None]",
-    resume: "Path | Url | None",
-    only_rank: int | None,
-    quiet: bool,
-) -> Any:
-    """The finished search; no process of it is left."""
-    from gpurun.launcher.processes.guard import split_process
-
-    with split_process() as guard:  # forks: nothing heavy may be imported before
-        from gpurun.launcher.processes.pool import early_servers
-
-        with early_servers(guard) as pools:
-            from gpurun.launcher.run.job import Output
-            from gpurun.launcher.rundir.store import fetched
-            from gpurun.launcher.search.tune import run_tune
-
-            directory, url = out
-            before = fetched(resume) if isinstance(resume, str) else resume
-            return run_tune(pools, invocation, budget_s, directory, before, Output(quiet, only_rank), url)

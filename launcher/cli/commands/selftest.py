@@ -15,7 +15,7 @@ from gpurun.launcher.cli.options import (
     node_options,
     out_option,
 )
-from gpurun.launcher.cli.output import show_json, width
+from gpurun.launcher.cli.output import rank_starters, show_json, width
 from gpurun.launcher.errors import MachineError, SpecError
 
 NAME_CELLS = 16
@@ -77,20 +77,15 @@ def run(
     devices: str, out: Path | None, show: Callable[[Any], None], nodes: int, place: Any
 ) -> tuple[Any, Path, str | None] | None:
     """Returns the result of `run_selftest` or `selftest_on_nodes`; no process of it is left."""
-    from gpurun.launcher.processes.guard import split_process
+    with rank_starters() as pools:
+        if nodes > 1:
+            from gpurun.launcher.selftest.on_nodes import selftest_on_nodes
 
-    with split_process() as guard:  # forks: nothing heavy may be imported before
-        from gpurun.launcher.processes.pool import early_servers
+            flags = node_flags(**place)
+            return selftest_on_nodes(pools, devices, nodes, out, flags, show, progress)
+        from gpurun.launcher.selftest.self_test import run_selftest
 
-        with early_servers(guard) as pools:
-            if nodes > 1:
-                from gpurun.launcher.selftest.on_nodes import selftest_on_nodes
-
-                flags = node_flags(**place)
-                return selftest_on_nodes(pools, devices, nodes, out, flags, show, progress)
-            from gpurun.launcher.selftest.self_test import run_selftest
-
-            return run_selftest(pools, devices, out, show, progress)
+        return run_selftest(pools, devices, out, show, progress)
 
 
 def progress(title: str, number: int, count: int) -> None:
