@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gpurun.launcher.trace.model import Table
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 class WholeNumber(click.types.IntParamType):  # in older versions of click `ParamType` is no generic
@@ -172,10 +173,29 @@ set_option = click.option(
     shell_complete=job_keys,
     help="Override a key of the job: seed=1. KEY=null removes it.",
 )
+
+
+def if_given(parse: Callable[[str], T]) -> Callable[[click.Context, click.Parameter, str | None], T | None]:
+    """The callback of an option that may be left out."""
+    return lambda ctx, param, value: None if value is None else parse(value)
+
+
+@if_given
+def parse_wait(value: str) -> float:
+    """`90s`, `10m`, `1h` or plain seconds, in seconds."""
+    from gpurun.launcher.jobfile.section import InvalidValue
+    from gpurun.launcher.jobfile.values import parse_duration
+
+    try:
+        return parse_duration(float(value) if value.isdecimal() else value)
+    except InvalidValue as wrong:
+        raise click.BadParameter("; ".join(filter(None, (wrong.message, wrong.hint)))) from None
+
+
 hang_timeout_option = click.option(
     "--hang-timeout",
     "hang_timeout_s",
-    callback=lambda *given: parse_wait(*given),
+    callback=parse_wait,
     metavar="TIME",
     help="End a launch that completes no step for so long, as the job's `hang_timeout` does.",
 )
@@ -193,10 +213,9 @@ LEAST_PERCENT = 0.5
 """Smaller numbers without `%` may be meant as shares."""
 
 
-def parse_percent(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+@if_given
+def parse_percent(value: str) -> float:
     """`3%` or `3`, as a number that is not negative."""
-    if value is None:
-        return None
     try:
         percent = float(value.strip().removesuffix("%"))
     except ValueError:
@@ -209,10 +228,9 @@ def parse_percent(ctx: click.Context, param: click.Parameter, value: str | None)
     return percent
 
 
-def parse_ranks(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+@if_given
+def parse_ranks(value: str) -> tuple[int, ...]:
     """`0,2-3` as 0, 2, 3."""
-    if value is None:
-        return None
     ranks: list[int] = []
     for part in value.split(","):
         first, dash, last = part.strip().partition("-")
@@ -225,13 +243,14 @@ def parse_ranks(ctx: click.Context, param: click.Parameter, value: str | None) -
     return tuple(dict.fromkeys(ranks))
 
 
-def parse_nodes(ctx: click.Context, param: click.Parameter, value: str | None) -> int | str | None:
+@if_given
+def parse_nodes(value: str) -> int | str:
     """`4`, or a range `2..4`, as the key `nodes` has it."""
     from gpurun.launcher.jobfile.section import InvalidValue
     from gpurun.launcher.jobfile.values import parse_nodes
 
     try:
-        return parse_nodes(int(value) if value.isdecimal() else value) if value is not None else None
+        return parse_nodes(int(value) if value.isdecimal() else value)
     except InvalidValue as wrong:
         raise click.BadParameter(f"{wrong}; write 2, or 2..4") from None
 
@@ -242,10 +261,9 @@ def nodes_option(more: str) -> Callable[[F], F]:
     return click.option("--nodes", callback=parse_nodes, metavar="N|A..B", help=text)
 
 
-def parse_steps(ctx: click.Context, param: click.Parameter, value: str | None) -> slice | None:
+@if_given
+def parse_steps(value: str) -> slice:
     """`A:B`, where either may be left out, as a slice of step numbers; `A` alone is that one step."""
-    if value is None:
-        return None
     first, colon, end = value.strip().partition(":")
     if not re.fullmatch(r"(\d{1,18})?:?(\d{1,18})?", value.strip(), re.ASCII):
         ends = re.fullmatch(r"(\d{1,9})\s*(?:-|\.\.|,)\s*(\d{1,9})", value.strip(), re.ASCII)
@@ -259,13 +277,12 @@ def parse_steps(ctx: click.Context, param: click.Parameter, value: str | None) -
     return slice(start, stop)
 
 
-def parse_tables(ctx: click.Context, param: click.Parameter, value: str | None) -> "tuple[Table, ...] | None":
+@if_given
+def parse_tables(value: str) -> "tuple[Table, ...]":
     """`shapes,copies`, or `all`, as names of tables of `gpurun trace`."""
     from gpurun.launcher.jobfile.yaml.describe import near_or_all
     from gpurun.launcher.trace.model import TABLES
 
-    if value is None:
-        return None
     names = list(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
     chosen = tuple(each for name in names for each in TABLES if name in (each, "all"))
     unknown = [name for name in names if name not in (*TABLES, "all")]
@@ -325,19 +342,6 @@ def node_flags(
     from gpurun.launcher.nodes.rendezvous import DEFAULT_JOIN_TIMEOUT_S, NodeFlags
 
     return NodeFlags(node_rank, rendezvous, interface, join_timeout_s or DEFAULT_JOIN_TIMEOUT_S, insecure)
-
-
-def parse_wait(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    """`90s`, `10m`, `1h` or plain seconds, in seconds."""
-    if value is None:
-        return None
-    from gpurun.launcher.jobfile.section import InvalidValue
-    from gpurun.launcher.jobfile.values import parse_duration
-
-    try:
-        return parse_duration(float(value) if value.isdecimal() else value)
-    except InvalidValue as wrong:
-        raise click.BadParameter("; ".join(filter(None, (wrong.message, wrong.hint)))) from None
 
 
 def run_options(command: F) -> F:

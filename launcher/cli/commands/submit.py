@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gpurun.launcher.cli.options import WholeNumber, job_argument, nodes_option, set_option
+from gpurun.launcher.cli.options import WholeNumber, if_given, job_argument, nodes_option, set_option
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.schedulers import SCHEDULERS
 from gpurun.launcher.schedulers.base import Queue, Submission, SubmitOptions, range_note, time_limit
@@ -55,7 +55,8 @@ def show_list(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     ctx.exit()
 
 
-def store_url(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+@if_given
+def store_url(value: str) -> str:
     """The URL below which the run is kept; the package of its store is needed only where the job runs.
 
     Raises:
@@ -63,8 +64,6 @@ def store_url(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     """
     from gpurun.launcher.rundir.paths import as_url, to_write
 
-    if value is None:
-        return None
     if (url := as_url(value, is_used_here=False)) is None:
         raise SpecError(f"--out {value}: name a URL, s3://BUCKET/PATH; the job's run directory is in runs/")
     if (found := re.match(r"[^/]+://[^/]*@", url)) is not None:
