@@ -27,11 +27,6 @@ def print_table(comparison: Any, run: Any, details: bool = False) -> None:
         click.echo(f"\n{text}")
 
 
-def print_json(comparison: Any, run: Any) -> None:
-    """The whole comparison, for a program."""
-    print_comparison(comparison, run, as_json=True)
-
-
 def write_for_tensorboard(comparison: Any, run: Any) -> None:
     """TensorBoard's files in the run directory."""
     from gpurun.launcher.report.tensorboard import write_tensorboard
@@ -66,7 +61,7 @@ def log_to(name: str, comparison: Any, run: Any, with_host: bool = False) -> Non
 
 FORMATS: dict[str, Callable[..., None]] = {
     "table": print_table,
-    "json": print_json,
+    "json": partial(print_comparison, as_json=True),
     "tensorboard": write_for_tensorboard,
     "html": write_page,
     "mlflow": partial(log_to, "mlflow"),
