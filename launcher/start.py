@@ -16,13 +16,12 @@ from gpurun.launcher.nodes.rendezvous import NodeFlags
 from gpurun.launcher.plan.build import with_mistakes_of_plan
 from gpurun.launcher.plan.launch_config import launch_config_for
 from gpurun.launcher.plan.model import Plan
-from gpurun.launcher.plan.rank_config import EstimateConfig
 from gpurun.launcher.processes.pool import WorkerPools, say_on_stderr
 from gpurun.launcher.run.job import Finished, Job, Output, carry_out, prepare
 from gpurun.launcher.run.open import Invocation, load_invocation, read_invocation
 from gpurun.launcher.rundir.files import read_json, write_json
 from gpurun.launcher.rundir.paths import Url
-from gpurun.launcher.rundir.records import MemoryEstimate, MemoryEstimates
+from gpurun.launcher.rundir.records import MemoryEstimate
 from gpurun.launcher.units import format_duration
 
 ESTIMATE = "gpurun.launcher.worker.training.memory_estimate:main"
@@ -110,7 +109,7 @@ def estimated_memory(
             launch_config_for(plan, spec, launch, run_dir=directory, job_dir=job_dir, machine=machine)
             for launch in first
         ]
-        write_json(request, EstimateConfig(tuple(launches)))
+        write_json(request, launches)
         argv = helper_argv(ESTIMATE, str(os.getpid()), str(request), str(answer))
         try:
             ended = subprocess.run(
@@ -120,7 +119,7 @@ def estimated_memory(
             why = f"that took longer than {format_duration(ESTIMATE_LIMIT_S)}"
         else:
             if ended.returncode == 0:
-                return read_json(answer, MemoryEstimates).variants
+                return read_json(answer, dict[str, MemoryEstimate])
             last = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
             why = f"the process that does it failed\n    {last}"
         raise MachineError(f"memory can't be estimated: {why}")

@@ -81,13 +81,6 @@ class LaunchConfig(Settings):
 
 
 @dataclass(frozen=True)
-class EstimateConfig:
-    """Launches of whose variants a process estimates the memory."""
-
-    launches: tuple[LaunchConfig, ...]
-
-
-@dataclass(frozen=True)
 class TrialConfig:
     """The next trial of live ranks; `launches/ID/trials/N.json`."""
 

@@ -334,13 +334,6 @@ class MemoryEstimate:
 
 
 @dataclass(frozen=True)
-class MemoryEstimates:
-    """The estimates by variant."""
-
-    variants: Mapping[str, MemoryEstimate]
-
-
-@dataclass(frozen=True)
 class PointRecord:
     """One block of a micro-benchmark's case; a line of `variants/ID/points.jsonl`, written by rank 0."""
 

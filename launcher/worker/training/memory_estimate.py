@@ -25,9 +25,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from gpurun.launcher.errors import GpurunError
 from gpurun.launcher.machine.accelerators import CPU, accelerator_of
 from gpurun.launcher.machine.process_tree import die_with
-from gpurun.launcher.plan.rank_config import EstimateConfig, LaunchConfig
+from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.files import read_json, write_json
-from gpurun.launcher.rundir.records import MemoryEstimate, MemoryEstimates, MemoryPeak, VariantConfig
+from gpurun.launcher.rundir.records import MemoryEstimate, MemoryPeak, VariantConfig
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.base.failure import text_of
 from gpurun.launcher.worker.base.nested import map_tensors
@@ -61,9 +61,9 @@ def main() -> None:
     """Answers the request in the file `argv[2]` in the file `argv[3]`; ends with the process `argv[1]`."""
     die_with(int(sys.argv[1]))
     request, answer = map(Path, sys.argv[2:])
-    launches = read_json(request, EstimateConfig).launches
+    launches = read_json(request, list[LaunchConfig])
     found = {variant.id: estimate(launch, variant) for launch in launches for variant in launch.variants}
-    write_json(answer, MemoryEstimates(found))
+    write_json(answer, found)
 
 
 def estimate(config: LaunchConfig, variant: VariantConfig) -> MemoryEstimate:
