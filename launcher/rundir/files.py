@@ -525,6 +525,10 @@ class RunDir:
         """Like `read_json`, of a file of this run."""
         return read_json(path, kind, self.within)
 
+    def read_any(self, path: Path, kind: type[T]) -> T | None:
+        """Like `read`; `None` where there is no such file."""
+        return self.read(path, kind) if path.exists() else None
+
     def read_lines(self, path: Path, kind: type[T]) -> Iterator[T]:
         return read_lines(path, kind, self.within)
 
@@ -534,13 +538,11 @@ class RunDir:
 
     def read_software(self, launch_id: str) -> dict[str, str]:
         """Versions that a launch was started with; empty for older runs."""
-        path = self.software(launch_id)
-        return self.read(path, dict[str, str]) if path.exists() else {}
+        return self.read_any(self.software(launch_id), dict[str, str]) or {}
 
     def read_launch_facts(self, launch_id: str) -> dict[str, VariantFacts]:
         """What was found out about the variants of a launch; empty where it ended before that."""
-        path = self.launch_facts(launch_id)
-        return self.read(path, dict[str, VariantFacts]) if path.exists() else {}
+        return self.read_any(self.launch_facts(launch_id), dict[str, VariantFacts]) or {}
 
     def read_imported(self, launch_id: str) -> dict[str, str]:
         """The files of the user's code that ran in a launch, with a hash of each, as far as it is known."""
@@ -570,7 +572,7 @@ class RunDir:
 
     def read_replaced(self) -> frozenset[str]:
         """Attempts that don't count, since their launches were measured again with other software."""
-        return frozenset(self.read(self.replaced, list[str])) if self.replaced.exists() else frozenset()
+        return frozenset(self.read_any(self.replaced, list[str]) or ())
 
     def program_error(self, launch_id: str, rank: int) -> Path:
         """What `torch.distributed.elastic.multiprocessing.errors.record` writes of a rank's failure."""
@@ -593,26 +595,24 @@ class RunDir:
         return list(self.read_lines(self.points(variant_id), PointRecord))
 
     def read_facts(self, variant_id: str) -> VariantFacts:
-        path = self.facts(variant_id)
-        return self.read(path, VariantFacts) if path.exists() else VariantFacts()
+        return self.read_any(self.facts(variant_id), VariantFacts) or VariantFacts()
 
     def read_code(self) -> CodeVersion | None:
         """`None` outside of git, and for older runs."""
-        return self.read(self.code, CodeVersion) if self.code.exists() else None
+        return self.read_any(self.code, CodeVersion)
 
     def read_max_batch(self) -> MaxBatch | None:
-        return self.read(self.max_batch, MaxBatch) if self.max_batch.exists() else None
+        return self.read_any(self.max_batch, MaxBatch)
 
     def read_search(self) -> SearchRecord | None:
-        return self.read(self.search, SearchRecord) if self.search.exists() else None
+        return self.read_any(self.search, SearchRecord)
 
     def read_trials(self) -> tuple[TrialRecord, ...]:
         return tuple(self.read_lines(self.trials, TrialRecord))
 
     def read_balance(self, variant_id: str) -> Balance | None:
         """`None` if no devices have been measured for it, or not yet."""
-        path = self.balance(variant_id)
-        return self.read(path, Balance) if path.exists() else None
+        return self.read_any(self.balance(variant_id), Balance)
 
     def read_memory(self, variant_id: str) -> dict[int, MemoryPeak]:
         """Reads the memory peaks by rank; empty where no step was looked at."""
@@ -620,8 +620,7 @@ class RunDir:
         return {rank: self.read(file, MemoryPeak) for rank, file in files.items()}
 
     def read_status(self, variant_id: str) -> VariantStatus | None:
-        path = self.status(variant_id)
-        return self.read(path, VariantStatus) if path.exists() else None
+        return self.read_any(self.status(variant_id), VariantStatus)
 
     def read_failures(self, launch_id: str) -> list[FailureRecord]:
         files = rank_files(self.launch(launch_id) / "failures", ".json")
