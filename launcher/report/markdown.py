@@ -1,6 +1,6 @@
 """The comparison as Markdown: the answer, then a table. A gate's also as JUnit XML, for test reports."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from xml.sax.saxutils import escape as xml_escape
 from xml.sax.saxutils import quoteattr
 
@@ -66,8 +66,13 @@ def _table(results: Sequence[VariantResult]) -> list[str]:
     columns = [("variant", [variant_label(result) for result in results]), *columns]
     columns.append(("status", [status_text(result) for result in results]))
     header, cells = zip(*columns, strict=True)
-    rows = [[escape(cell) for cell in row] for row in zip(*cells, strict=True)]
-    return ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
+    return _piped(header, zip(*cells, strict=True))
+
+
+def _piped(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table in Markdown."""
+    escaped = ([escape(cell) for cell in row] for row in rows)
+    return ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *escaped)]
 
 
 def verdict_with_interval(variant: VariantResult) -> str:
@@ -92,17 +97,13 @@ def gate_markdown(comparison: Comparison, gate: Gate, versions: str) -> str:
     Args:
         versions: what was compared: `A: main (1a2b3c4d5e)   B: working copy`.
     """
-    header = gate_header(gate)
-    cells = [header, ("---",) * len(header), *map(gate_cells, gate.rows)]
-    rows = ["| " + " | ".join(escape(cell) for cell in row) + " |" for row in cells]
-    rows[1] = rows[1].replace("\\", "")
     answer, *others = (each for each in comparison.findings if each.level not in ("danger", "detail"))
     said = [each.sentence for each in others]
     parts = [
         f"{MARKS.get(gate.outcome, '❔')} **{escape(answer.sentence)}**",
         escape(" ".join(said)),
         *(f"⚠ **{escape(each.text)}**" for each in of_level(comparison.findings, "danger")),
-        "\n".join(rows),
+        "\n".join(_piped(gate_header(gate), map(gate_cells, gate.rows))),
         escape(versions),
         *bounds_note(gate),
     ]
