@@ -139,8 +139,34 @@ def _table(
     )
 
 
+@dataclass(frozen=True)
+class PlainTable(Generic[R]):
+    """A table that shows the rows of a report as they are."""
+
+    rows: Callable[[TraceReport], Sequence[R] | None]
+    figures: tuple[FigureColumn[R], ...]
+    name_title: str
+    name: Callable[[R], str]
+    nothing: str
+    """Why there is no table, where there are no rows."""
+    notes: tuple[str, ...] = ()
+    depth: Callable[[R], int] = lambda _: 0
+
+    def __call__(self, report: TraceReport) -> TableContent:
+        rows = self.rows(report)
+        if not rows:
+            return TableContent((), (self.nothing,))
+        return TableContent((_table(self.figures, self.name_title, rows, self.name, self.depth),), self.notes)
+
+
 _one_decimal = partial(format_number, decimals=1)
 _two_decimals = partial(format_number, decimals=2)
+
+
+def _launched_by(row: KernelTotal) -> str:
+    source = " ".join(text for text in ("CUDA graph" if row.graph else "", row.op, row.shapes) if text)
+    return f"{source}: {row.name}" if source else row.name
+
 
 _KERNELS: tuple[FigureColumn[KernelTotal], ...] = (
     FigureColumn("ms", lambda row: row.device_us, us_in_ms),
@@ -149,18 +175,6 @@ _KERNELS: tuple[FigureColumn[KernelTotal], ...] = (
     FigureColumn("least", lambda row: row.min_us, _one_decimal),
     FigureColumn("most", lambda row: row.max_us, _one_decimal),
 )
-
-
-def _kernels(report: TraceReport) -> TableContent:
-    rows = report.kernels_by_shape
-    if not rows:
-        return TableContent((), ("no work of a GPU",))
-    return TableContent((_table(_KERNELS, "operator, shapes: kernel", rows, _launched_by),), ())
-
-
-def _launched_by(row: KernelTotal) -> str:
-    source = " ".join(text for text in ("CUDA graph" if row.graph else "", row.op, row.shapes) if text)
-    return f"{source}: {row.name}" if source else row.name
 
 
 _SHAPES: tuple[FigureColumn[ShapeTotal], ...] = (
@@ -211,17 +225,6 @@ _OPERATORS: tuple[FigureColumn[OperatorTotal], ...] = (
 )
 
 
-def _operators(report: TraceReport) -> TableContent:
-    rows = report.operators
-    if not rows:
-        return TableContent((), ("no operator or module takes any time",))
-    title = "modules and operators by caller, and their own time by shape"
-    table = _table(_OPERATORS, title, rows, lambda row: row.name, lambda row: row.depth)
-    return TableContent(
-        (table,), ("ms: with all that it calls; self ms: what it launches, or computes, itself",)
-    )
-
-
 _COLLECTIVES: tuple[FigureColumn[CollectiveTotal], ...] = (
     FigureColumn("bytes", lambda row: row.bytes, format_count),
     FigureColumn("count", lambda row: row.count, format_count),
@@ -233,18 +236,6 @@ _COLLECTIVES: tuple[FigureColumn[CollectiveTotal], ...] = (
 )
 
 
-def _collectives(report: TraceReport) -> TableContent:
-    rows = report.collective_totals
-    if not rows:
-        return TableContent((), ("no collectives",))
-    table = _table(_COLLECTIVES, "collective, group", rows, _collective_name)
-    return TableContent((table,), ("spread: from the first rank's arrival to the last one's, mean",))
-
-
-def _collective_name(row: CollectiveTotal) -> str:
-    return f"{' '.join(filter(None, (row.kind, row.dtype)))}, {row.group}"
-
-
 _COPIES: tuple[FigureColumn[CopyTotal], ...] = (
     FigureColumn("ms", lambda row: row.device_us, us_in_ms),
     FigureColumn("exposed", lambda row: row.exposed_us, us_in_ms),
@@ -252,13 +243,6 @@ _COPIES: tuple[FigureColumn[CopyTotal], ...] = (
     FigureColumn("MB", lambda row: None if row.bytes is None else row.bytes / 1e6, _two_decimals),
     FigureColumn("GB/s", lambda row: row.gb_per_s, _two_decimals),
 )
-
-
-def _copies(report: TraceReport) -> TableContent:
-    rows = report.copies
-    if not rows:
-        return TableContent((), ("no copies",))
-    return TableContent((_table(_COPIES, "direction", rows, lambda row: row.direction),), ())
 
 
 _LAUNCHES: tuple[FigureColumn[LaunchTotals], ...] = (
@@ -377,11 +361,34 @@ def _of(path: CriticalPath, us: float) -> str:
 
 
 _TABLES: Mapping[Table, Callable[[TraceReport], TableContent]] = {
-    "kernels": _kernels,
+    "kernels": PlainTable(
+        lambda report: report.kernels_by_shape,
+        _KERNELS,
+        "operator, shapes: kernel",
+        _launched_by,
+        "no work of a GPU",
+    ),
     "shapes": _shapes,
-    "operators": _operators,
-    "collectives": _collectives,
-    "copies": _copies,
+    "operators": PlainTable(
+        lambda report: report.operators,
+        _OPERATORS,
+        "modules and operators by caller, and their own time by shape",
+        lambda row: row.name,
+        "no operator or module takes any time",
+        ("ms: with all that it calls; self ms: what it launches, or computes, itself",),
+        lambda row: row.depth,
+    ),
+    "collectives": PlainTable(
+        lambda report: report.collective_totals,
+        _COLLECTIVES,
+        "collective, group",
+        lambda row: f"{' '.join(filter(None, (row.kind, row.dtype)))}, {row.group}",
+        "no collectives",
+        ("spread: from the first rank's arrival to the last one's, mean",),
+    ),
+    "copies": PlainTable(
+        lambda report: report.copies, _COPIES, "direction", lambda row: row.direction, "no copies"
+    ),
     "launches": _launches,
     "critical-path": _critical_path,
 }
