@@ -10,13 +10,14 @@ from contextlib import suppress
 from dataclasses import astuple, dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
-from statistics import fmean, mean, median
+from statistics import mean, median
 from typing import TYPE_CHECKING
 
 from gpurun.launcher.compare.figures.recorded import (
     MeasuredVariant,
     allocated_gib,
     gpu_loads,
+    mean_of,
     median_ms,
     other_cores,
     queue_percent,
@@ -479,12 +480,6 @@ def _one_rank(
         memory_gib={part: num_bytes / GIB for part, num_bytes in memory.parts.items()} if memory else {},
         reserved_gib=memory.reserved / GIB if memory and memory.reserved is not None else None,
     )
-
-
-def mean_of(values: Iterable[float | None]) -> float | None:
-    """The mean of those that are known."""
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
 
 
 def with_breakdown(figures: RankFigures, traced: Traced | None, alone: bool = False) -> RankFigures:

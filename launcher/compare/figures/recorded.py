@@ -765,5 +765,10 @@ def joules_per_sample(measured: MeasuredVariant, global_batch: int) -> float | N
 
 def mean_energy_mj(steps: Sequence[StepRecord]) -> float | None:
     """Millijoules of a timed step on one rank, over all its GPUs."""
-    read = [step.energy_mj for step in steps if step.kind == "timed" and step.energy_mj is not None]
-    return fmean(read) if read else None
+    return mean_of(step.energy_mj for step in steps if step.kind == "timed")
+
+
+def mean_of(values: Iterable[float | None]) -> float | None:
+    """The mean of those that are known."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
