@@ -1,6 +1,7 @@
 """What a comparison says, for tests that look for it."""
 
 import ast
+import re
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -46,6 +47,33 @@ SENTENCES_OF = (
     "plan/estimate.py",
 )
 """Where findings are made and shown."""
+
+
+def num_literals() -> int:
+    """How many texts of three words and more that code has, docstrings apart, with those of JavaScript."""
+    paths = [path for name in SENTENCES_OF for path in (LAUNCHER / name, *(LAUNCHER / name).rglob("*.[pj]*"))]
+    python = [text for path in paths if path.suffix == ".py" for text in _python_texts(path.read_text())]
+    scripts = [path.read_text() for path in paths if path.suffix == ".js"]
+    without = (re.sub(r"/\*.*?\*/|^\s*//.*?$", "", each, flags=re.DOTALL | re.MULTILINE) for each in scripts)
+    quoted = [
+        text for each in without for text in re.findall(r'"((?:[^"\\\n]|\\.)*)"|`((?:[^`\\]|\\.)*)`', each)
+    ]
+    texts = [*python, *(re.sub(r"\$\{[^}]*\}", " ", double or back) for double, back in quoted)]
+    return sum(sum(bool(re.search("[A-Za-z]{2}", word)) for word in text.split()) > 2 for text in texts)
+
+
+def _python_texts(source: str) -> list[str]:
+    """Texts of a module; one of an f-string, without what it computes."""
+    nodes = list(ast.walk(ast.parse(source)))
+    parts = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    left_out = parts | {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    texts = []
+    for node in nodes:
+        values = node.values if isinstance(node, ast.JoinedStr) else [node]
+        known = [each.value if isinstance(each, ast.Constant) else " " for each in values]
+        if isinstance(node, (ast.JoinedStr, ast.Constant)) and id(node) not in left_out:
+            texts.append("".join(each for each in known if isinstance(each, str)))
+    return texts
 
 
 @cache
