@@ -2,6 +2,7 @@
 
 `python -m benchmarks.verdicts.improve DIRECTORY [--only CELL …] [--minutes M]` runs the searches that
 DIRECTORY lacks, at most for M minutes, and writes the section "Improve". It can be interrupted and repeated.
+With another `--seed` it draws other programs, to build with, and writes no section.
 """
 
 import argparse
@@ -124,19 +125,19 @@ class Outcome:
     seconds: float
 
 
-def drawn(cell: str, number: int) -> tuple[str, Drawn]:
+def drawn(cell: str, number: int, seed: int = SEED) -> tuple[str, Drawn]:
     """The program with this number."""
     kinds = CELLS[cell][0]
     kind = kinds[number % len(kinds)]
-    return kind.__name__, kind(Random(f"{SEED}/{cell}/{number}"))
+    return kind.__name__, kind(Random(f"{seed}/{cell}/{number}"))
 
 
-def run(cell: str, number: int) -> Outcome:
+def run(cell: str, number: int, seed: int = SEED) -> Outcome:
     """One search."""
-    kind, program = drawn(cell, number)
+    kind, program = drawn(cell, number, seed)
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "train.py").write_text(program.text)
-        line = [f"{BIN}/gpurun", "improve", "train.py", "--devices", program.devices, "--json", "-q"]
+        line = [f"{BIN}/gpurun", "improve", "train.py", "--devices", program.devices, "--json", "--quiet"]
         began_s = time.monotonic()
         done = subprocess.run(
             [*line, "--budget", CELLS[cell][2], "--out", "found"],
@@ -164,6 +165,7 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--only", action="append", choices=list(CELLS))
     parser.add_argument("--minutes", type=float, default=600.0)
+    parser.add_argument("--seed", type=int, default=SEED)
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
     file, until_s = options.directory / "improve.jsonl", time.monotonic() + 60 * options.minutes
@@ -173,11 +175,13 @@ def main() -> None:
         for number in range(CELLS[cell][1]):
             if (cell, number) in done or time.monotonic() > until_s:
                 continue
-            outcome = asdict(run(cell, number))
+            outcome = asdict(run(cell, number, options.seed))
             known.append(outcome)
             with file.open("a") as lines:
                 lines.write(json.dumps(outcome) + "\n")
             print(json.dumps(outcome), flush=True)
+    if options.seed != SEED:
+        return
     rows = []
     for cell, (kinds, _, budget) in CELLS.items():
         for kind in kinds:

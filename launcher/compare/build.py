@@ -154,6 +154,11 @@ def compare_run(run: RunDir) -> Comparison:
     return replace(found, findings=ranked(findings), measured_s=round(sum(took_s.values()), 3))
 
 
+def read_differences(run: RunDir) -> Differences:
+    """How any two variants of a run differ."""
+    return _differences(_read(run))
+
+
 def named_by_what_differs(plan: Plan) -> Plan:
     """A search's plan, in which variants aren't named by values that all of them have."""
     if len(plan.variants) == 1:

@@ -219,8 +219,8 @@ def shares_of(original: VariantResult) -> dict[Part, float]:
 
 def why_of(first: Stage) -> str:
     """The largest cause, as the report of the first run has it."""
-    found = next((each.text for each in of_level(first.comparison.findings, "cause")), "")
-    return found.removeprefix(f"in {variant_label(first.plan.variants[0])} ")
+    causes = (each.text for each in of_level(first.comparison.findings, "cause"))
+    return next((text.removeprefix(f"in {variant_label(first.plan.variants[0])} ") for text in causes), "")
 
 
 def notes_on(first: Stage) -> list[str]:
@@ -279,7 +279,7 @@ def judged(
     found = {}
     for position, row in enumerate(chosen):
         base = RemedyResult(row.code, row.remedy.call, "", "undecided", why=costs.get(row.code, ""))
-        without = last.of(1 if len(chosen) == 1 else 2 + position)
+        without = 1 if len(chosen) == 1 else 2 + position
         if together.status not in MEASURED or trains not in SAME:
             # A conflict: what gained least goes first.
             is_last = position == len(chosen) - 1
@@ -287,7 +287,7 @@ def judged(
             verdict: RemedyVerdict = "failed" if is_last else "kept"
             found[row.code] = replace(base, verdict=verdict, why=f"together with the others: {why}")
             continue
-        change = without.vs_baseline or Difference(None, None, "inconclusive")
+        change = last.against_first[without]
         verdict = {"slower": "kept", "same": "same", "faster": "slower"}.get(change.verdict, "undecided")  # type: ignore[assignment]
         gain = gain_of(change)
         found[row.code] = replace(
@@ -298,8 +298,7 @@ def judged(
 
 def is_proven(last: Stage) -> bool:
     """Whether the program as it is was slower than all remedies together."""
-    original = last.of(1).vs_baseline
-    return original is not None and original.verdict == "slower"
+    return last.against_first[1].verdict == "slower"
 
 
 def gain_of(change: Difference) -> Gain | None:
@@ -324,7 +323,6 @@ def concluded(
     last: Stage,
 ) -> Improvement:
     """The change, with what it gains."""
-    original = last.of(1).vs_baseline or Difference(None, None, "inconclusive")
     root, measured = search.given.directory, first.of(0).code
     wanted = [change for row in kept if (change := change_of(row, search)) is not None]
     changes = tuple(each for each in wanted if file_hash(root / each.file) == measured.get(each.file, ""))
@@ -332,7 +330,7 @@ def concluded(
     found, homeless = rewritten_files(changes, root)
     return replace(
         start,
-        gain=gain_of(original),
+        gain=gain_of(last.against_first[1]),
         remedies=results(rows, search, tried),
         changes=changes,
         env={name: str(value) for row in kept for name, value in row.settings.get("env", {}).items()},

@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gpurun.launcher.compare.build import compare_run
-from gpurun.launcher.compare.model import Comparison, VariantResult
+from gpurun.launcher.compare.build import compare_run, read_differences
+from gpurun.launcher.compare.model import Comparison, Difference, VariantResult
 from gpurun.launcher.errors import Interrupted, MachineError, SpecError
 from gpurun.launcher.improve.remedies import (
     Candidate,
@@ -54,6 +54,13 @@ class Stage:
     @property
     def seconds(self) -> float:
         return self.comparison.measured_s or 0.0
+
+    @cached_property
+    def against_first(self) -> Mapping[int, Difference]:
+        """How each other set differs from the first one; all intervals together at 95 %."""
+        first, others = self.ids[0], {key: name for key, name in self.ids.items() if key}
+        found = read_differences(self.run).together(first, others.values())
+        return {position: found[name] for position, name in others.items()}
 
     def losses(self, position: int) -> list[tuple[float | None, ...]]:
         """Of each launch of a set, the losses of its first steps."""

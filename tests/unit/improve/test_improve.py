@@ -1,141 +1,16 @@
 """How a search goes on from what its runs say; the runs are stand-ins with known times."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from gpurun.launcher.compare.model import Difference, StepTime
+from gpurun.launcher.compare.model import Difference
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.improve.improve import gain_of, improved, shares_of
-from gpurun.launcher.improve.stages import Search, Set
-from gpurun.launcher.inspect.stacks import file_hash
+from gpurun.launcher.improve.improve import gain_of, shares_of
 from gpurun.launcher.rundir.improvement import Improvement, RemedyVerdict
-from gpurun.launcher.rundir.records import CallSite, Observed
-
-FILE = """\
-loader = DataLoader(data)
-model = DistributedDataParallel(net, find_unused_parameters=True)
-optimizer = AdamW(model.parameters())
-"""
-LOSSES = (2.0, 1.5, 1.25, 1.0, 0.9, 0.8)
-OTHERS = (2.1, 1.6, 1.3, 1.1, 1.0, 0.9)
-WORKERS, UNUSED, FUSED = (
-    "DataLoader(num_workers=2, persistent_workers=True)",
-    "DistributedDataParallel(find_unused_parameters=False)",
-    "AdamW(fused=True)",
-)
-
-
-@dataclass
-class StandIn:
-    """The program: what each remedy changes, by its code."""
-
-    times: Mapping[str, float] = field(default_factory=dict)
-    """The time of a step with it, as a factor."""
-    losses: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    seeded: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Where every step has its own seed."""
-    fails: Callable[[tuple[str, ...]], bool] = lambda codes: False
-    writes: tuple[str, ...] = ()
-    verdicts: Mapping[str, str] = field(default_factory=dict)
-    """In comparisons without this remedy, where times don't decide."""
-    stages: list[tuple[str, list[tuple[str, ...]]]] = field(default_factory=list)
-
-    def ms(self, codes: tuple[str, ...]) -> float:
-        found = 100.0
-        for code in codes:
-            found *= self.times.get(code, 1.0)
-        return found
-
-
-class StandInStage:
-    """A run of these sets."""
-
-    def __init__(self, program: StandIn, sets: Sequence[Set], directory: Path, is_seeded: bool) -> None:
-        self.program, self.directory, self.is_seeded = program, directory, is_seeded
-        self.sets = [tuple(row.code for row in chosen) for chosen in sets]
-        self.rows = sets
-        self.code = {"train.py": file_hash(directory / "train.py")}
-        self.plan = SimpleNamespace(variants=[])
-        self.comparison = SimpleNamespace(findings=(), variants=[self.of(i) for i in range(len(sets))])
-
-    def of(self, position: int) -> Any:
-        codes, base = self.sets[position], self.sets[0]
-        if self.program.fails(codes):
-            return SimpleNamespace(status="failed", reason="it hung", step_ms=None, vs_baseline=None)
-        ms, base_ms = self.program.ms(codes), self.program.ms(base)
-        percent = 100 * (ms / base_ms - 1)
-        verdict = "slower" if percent >= 1 else "faster" if percent <= -1 else "same"
-        left = [code for code in base if code not in codes]
-        if len(left) == 1:
-            verdict = self.program.verdicts.get(left[0], verdict)
-        ranks = [SimpleNamespace(span_ms=100.0, input_ms=40.0, exposed_transfer_ms=5.0, exposed_wait_ms=0.0)]
-        return SimpleNamespace(
-            status="ok", code=self.code, reason=None, step_ms=StepTime(ms), wall_s=2.0, ranks=ranks,
-            vs_baseline=Difference(percent, (percent - 1, percent + 1), cast(Any, verdict)),
-        )  # fmt: skip
-
-    def losses(self, position: int) -> list[tuple[float, ...]]:
-        known = self.program.seeded if self.is_seeded else self.program.losses
-        return [next((known[code] for code in self.sets[position] if code in known), LOSSES)]
-
-    def observed(self, position: int, rank: int = 0) -> list[Observed]:
-        file = str(self.directory / "train.py")
-        calls = [
-            CallSite("DataLoader", file, 1, True, given={"dataset": "Data"}),
-            CallSite("DistributedDataParallel", file, 2, True, given={"find_unused_parameters": "True"}),
-            CallSite("AdamW", file, 3, True, given={"params": "parameters"}),
-        ]
-        applied = {key: 1 for row in self.rows[position] for key in (*row.arguments, row.remedy.call)}
-        return [
-            Observed(
-                tuple(replace(each, applied=applied) for each in calls),
-                LOSSES,
-                "float32",
-                self.program.writes,
-            )
-        ]
-
-
-class StandInSearch(Search):
-    """Its stages take no time but that of their launches."""
-
-    program: StandIn
-    directory: Path
-
-    def stage(self, name: str, sets: Sequence[Set], *overrides: str, seeds_steps: bool = False) -> Any:
-        found = StandInStage(self.program, sets, self.directory, seeds_steps)
-        self.program.stages.append((name, found.sets))
-        self.spent_s += 2.5 * len(sets) * (6 if name.startswith("3") else 1)
-        return found
-
-
-def searched(program: StandIn, directory: Path, budget_s: float = 600.0, allows: bool = False) -> Improvement:
-    (directory / "train.py").write_text(FILE)
-    spec = SimpleNamespace(
-        program="train.py", stated=(), env={}, devices=("cpu:0", "cpu:1"), hang_timeout_s=None
-    )
-    given = SimpleNamespace(directory=directory, overrides=())
-    search = StandInSearch.__new__(StandInSearch)
-    vars(search).update(
-        program=program, directory=directory, given=given, spec=spec, path=directory / "found",
-        machine=SimpleNamespace(cpu_cores=2, free_cores=None, gpus=()), budget_s=budget_s, spent_s=0.0,
-        say=lambda text: None, launch_s=None, allows_other_random_numbers=allows,
-    )  # fmt: skip
-    return improved(search, Improvement(1, "train.py", budget_s), lambda now: now)
-
-
-@pytest.fixture(autouse=True)
-def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = "gpurun.launcher.improve.improve"
-    monkeypatch.setattr(f"{module}.replace", lambda each, **new: SimpleNamespace(**vars(each) | new)
-                        if isinstance(each, SimpleNamespace) else replace(each, **new))  # fmt: skip
-    monkeypatch.setattr(f"{module}.why_of", lambda first: "")
-    monkeypatch.setattr(f"{module}.job_devices", lambda spec, machine: spec.devices)
+from tests.unit.improve.stand_in import FILE, FUSED, LOSSES, OTHERS, WORKERS, StandIn, searched
 
 
 def verdict(found: Improvement, code: str) -> RemedyVerdict:

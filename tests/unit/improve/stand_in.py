@@ -1,0 +1,143 @@
+"""A search for improvements whose runs are stand-ins with known or drawn times."""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from statistics import fmean
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest import mock
+
+from gpurun.launcher.compare.model import Difference, StepTime
+from gpurun.launcher.compare.ranking import Differences
+from gpurun.launcher.improve.improve import improved
+from gpurun.launcher.improve.stages import Search, Set
+from gpurun.launcher.inspect.stacks import file_hash
+from gpurun.launcher.run.open import Invocation
+from gpurun.launcher.rundir.improvement import Improvement
+from gpurun.launcher.rundir.records import CallSite, Observed
+from gpurun.launcher.stats.estimates import Family
+
+FILE = """\
+loader = DataLoader(data)
+model = DistributedDataParallel(net, find_unused_parameters=True)
+optimizer = AdamW(model.parameters())
+"""
+LOSSES = (2.0, 1.5, 1.25, 1.0, 0.9, 0.8)
+OTHERS = (2.1, 1.6, 1.3, 1.1, 1.0, 0.9)
+WORKERS, UNUSED, FUSED = (
+    "DataLoader(num_workers=2, persistent_workers=True)",
+    "DistributedDataParallel(find_unused_parameters=False)",
+    "AdamW(fused=True)",
+)
+
+
+@dataclass
+class StandIn:
+    """The program: what each remedy changes, by its code."""
+
+    times: Mapping[str, float] = field(default_factory=dict)
+    """The time of a step with it, as a factor."""
+    losses: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    seeded: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Where every step has its own seed."""
+    fails: Callable[[tuple[str, ...]], bool] = lambda codes: False
+    writes: tuple[str, ...] = ()
+    verdicts: Mapping[str, str] = field(default_factory=dict)
+    """In comparisons without this remedy, where times don't decide."""
+    scatter: float = 1e-9
+    """Standard deviation of ln(time) from launch to launch."""
+    rng: Random = field(default_factory=lambda: Random(0))
+    stages: list[tuple[str, list[tuple[str, ...]]]] = field(default_factory=list)
+
+    def ms(self, codes: tuple[str, ...]) -> float:
+        found = 100.0
+        for code in codes:
+            found *= self.times.get(code, 1.0)
+        return found
+
+
+class StandInStage:
+    """A run of these sets."""
+
+    def __init__(self, search: "StandInSearch", sets: Sequence[Set], launches: int, is_seeded: bool) -> None:
+        self.program, self.directory, self.is_seeded = search.program, search.directory, is_seeded
+        self.sets = [tuple(row.code for row in chosen) for chosen in sets]
+        self.rows = sets
+        self.code = {"train.py": file_hash(self.directory / "train.py")}
+        self.logs = {
+            str(position): {
+                number: math.log(self.program.ms(codes)) + self.program.rng.gauss(0, self.program.scatter)
+                for number in range(launches)
+            }
+            for position, codes in enumerate(self.sets)
+        }
+        self.comparison = SimpleNamespace(findings=(), variants=[self.of(i) for i in range(len(sets))])
+
+    def of(self, position: int) -> Any:
+        if self.program.fails(self.sets[position]):
+            return SimpleNamespace(status="failed", reason="it hung", step_ms=None)
+        step_ms = StepTime(math.exp(fmean(self.logs[str(position)].values())))
+        ranks = [SimpleNamespace(span_ms=100.0, input_ms=40.0, exposed_transfer_ms=5.0, exposed_wait_ms=0.0)]
+        return SimpleNamespace(
+            status="ok", code=self.code, reason=None, step_ms=step_ms, wall_s=2.0, ranks=ranks
+        )
+
+    @property
+    def against_first(self) -> dict[int, Difference]:
+        differences = Differences({}, "0", Family(self.logs), {}, "launch")
+        found = differences.together("0", [name for name in self.logs if name != "0"])
+        return {int(name): self._as_stated(int(name), each) for name, each in found.items()}
+
+    def _as_stated(self, position: int, found: Difference) -> Difference:
+        left = [code for code in self.sets[0] if code not in self.sets[position]]
+        stated = self.program.verdicts.get(left[0]) if len(left) == 1 else None
+        return found if stated is None else replace(found, verdict=cast(Any, stated))
+
+    def losses(self, position: int) -> list[tuple[float, ...]]:
+        known = self.program.seeded if self.is_seeded else self.program.losses
+        return [next((known[code] for code in self.sets[position] if code in known), LOSSES)]
+
+    def observed(self, position: int, rank: int = 0) -> list[Observed]:
+        file = str(self.directory / "train.py")
+        calls = [
+            CallSite("DataLoader", file, 1, True, given={"dataset": "Data"}),
+            CallSite("DistributedDataParallel", file, 2, True, given={"find_unused_parameters": "True"}),
+            CallSite("AdamW", file, 3, True, given={"params": "parameters"}),
+        ]
+        applied = {key: 1 for row in self.rows[position] for key in (*row.arguments, row.remedy.call)}
+        calls = [replace(each, applied=applied) for each in calls]
+        return [Observed(tuple(calls), LOSSES, "float32", self.program.writes)]
+
+
+class StandInSearch(Search):
+    """Its stages take no time but that of their launches."""
+
+    program: StandIn
+    directory: Path
+
+    def stage(self, name: str, sets: Sequence[Set], *overrides: str, seeds_steps: bool = False) -> Any:
+        launches = int(re.findall(r"launches: (\d+)", " ".join(overrides))[0])
+        found = StandInStage(self, sets, launches, seeds_steps)
+        self.program.stages.append((name, found.sets))
+        self.spent_s += 2.5 * len(sets) * launches
+        return found
+
+
+def searched(program: StandIn, directory: Path, budget_s: float = 600.0, allows: bool = False) -> Improvement:
+    """What a search finds in a directory of its own."""
+    (directory / "train.py").write_text(FILE)
+    search = StandInSearch.__new__(StandInSearch)
+    vars(search).update(
+        program=program, directory=directory, given=Invocation(directory / "job.yaml", ()),
+        spec=SimpleNamespace(program="train.py", stated=(), env={}, hang_timeout_s=None),
+        path=directory / "found", machine=SimpleNamespace(cpu_cores=2, free_cores=None, gpus=()),
+        budget_s=budget_s, spent_s=0.0, say=lambda text: None, launch_s=None,
+        allows_other_random_numbers=allows,
+    )  # fmt: skip
+    module = "gpurun.launcher.improve.improve"
+    with mock.patch(f"{module}.job_devices", return_value=("cpu:0", "cpu:1")):
+        return improved(search, Improvement(1, "train.py", budget_s), lambda now: now)
