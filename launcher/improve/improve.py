@@ -18,6 +18,7 @@ from gpurun.launcher.errors import GpurunError, Interrupted, SpecError, VariantE
 from gpurun.launcher.findings.finding import of_level
 from gpurun.launcher.improve.losses import differ, sameness
 from gpurun.launcher.improve.remedies import (
+    PARTS,
     Candidate,
     Part,
     Surroundings,
@@ -27,6 +28,7 @@ from gpurun.launcher.improve.rewrite import Edit, diff_text, line_to_write, rewr
 from gpurun.launcher.improve.stages import Search, Set, Stage
 from gpurun.launcher.improve.trials import (
     _LOSSES,
+    LAUNCHES_TO_DECIDE,
     MOST_TOGETHER,
     OTHER_NUMBERS,
     SAME,
@@ -34,6 +36,7 @@ from gpurun.launcher.improve.trials import (
     best_of,
     dtype_of,
     result_of,
+    seconds_to_compare,
 )
 from gpurun.launcher.inspect.stacks import file_hash
 from gpurun.launcher.machine.accelerators import accelerator_of
@@ -56,17 +59,20 @@ from gpurun.launcher.rundir.improvement import (
     RemedyVerdict,
 )
 from gpurun.launcher.rundir.records import MEASURED
-from gpurun.launcher.units import listed
+from gpurun.launcher.stats.schedule import first_traced_step
+from gpurun.launcher.units import format_number, listed
 
 BUDGET_S = 900.0
-FIRST_STEPS = 50
-"""Steps of the first launches, which show what the program does."""
+TRACED, AFTER_TRACE = 4, 10
+"""Steps of the first launches that are traced, and those after them."""
 LEAST_STEPS, MOST_STEPS, TIMED_S = 20, 400, 1.5
 """Steps of a later launch, as many as take so long."""
-LAUNCHES_TO_DECIDE, MOST_LAUNCHES = 6, 20
+MOST_LAUNCHES = 20
 """Launches of each set that are compared in the end: their number isn't chosen by what they show."""
+MOST_FIRST = 2
+"""Comparisons of remedies that weren't compared before: where none helps, each keeps something in 2.5 %."""
 SHARE_OF_FIRST = 0.6
-"""The share of the time that is left, where several are compared and one may drop out."""
+"""The share of the time that is left, where what drops out may have to be left out or replaced."""
 CHANGED = "has changed since it was measured"
 BETWEEN_S = 0.5
 """From the end of a launch to the beginning of the next."""
@@ -133,31 +139,38 @@ def improved(search: Search, start: Improvement, keep: Callable[[Improvement], I
     first = discovered(search)
     around = surroundings(search)
     seen = first.observed(0)
-    rows = list(candidates(seen[0].calls if seen else (), around, shares_of(first.of(0))))
-    notes = list(notes_on(first))
-    start = keep(replace(start, why=why_of(first), notes=tuple(notes), remedies=results(rows, search)))
     shares = shares_of(first.of(0))
+    rows = list(candidates(seen[0].calls if seen else (), around, shares))
+    notes = list(notes_on(first))
+    start = keep(
+        replace(start, why=why_of(first, shares), notes=tuple(notes), remedies=results(rows, search))
+    )
     to_try = [row for row in rows if not row.refusal]
     # There may not be time for all.
     to_try.sort(key=lambda row: (bool(row.remedy.cost), -shares.get(row.remedy.part, 100.0)))
     if not to_try or not any(first.losses(0)):
         return keep(replace(start, complete=True))
     steps = steps_of_launch(first.of(0))
-    launch_s = seconds_of_launch(first.of(0), steps)
+    launch_s = seconds_of_launch(first.of(0), steps - first_steps(search))
     tried = Trials(search, first, shares, steps, launch_s).run(to_try)
     start = keep(replace(start, remedies=results(rows, search, tried)))
     launch_s = search.launch_s or launch_s
-    chosen, number = best_of(to_try, tried), 1
-    others = {row.code for row in chosen if tried[row.code].why == OTHER_NUMBERS}
-    costs = {row.code: tried[row.code].why for row in chosen if row.remedy.cost}
-    while chosen:
+    chosen, waiting, number = list[Candidate](), best_of(to_try, tried), 1
+    others = {row.code for row in waiting if tried[row.code].why == OTHER_NUMBERS}
+    costs = {row.code: tried[row.code].why for row in waiting if row.remedy.cost}
+    while chosen or (waiting and number <= MOST_FIRST):
         size = search.left_s / (launch_s * LAUNCHES_TO_DECIDE)
         if size < 2:
-            start = replace(start, needs_s=search.spent_s + 2 * launch_s * LAUNCHES_TO_DECIDE)
+            start = replace(start, needs_s=search.spent_s + seconds_to_compare(1, launch_s))
             break
         # All of them, the program as it is, and all without each.
-        chosen = chosen[: min(MOST_TOGETHER, max(1, math.floor(SHARE_OF_FIRST * size) - 2))]
-        last = compared(search, chosen, steps, launch_s, number)
+        room = min(MOST_TOGETHER, max(1, math.floor(SHARE_OF_FIRST * size) - 2))
+        if not chosen:
+            chosen, waiting = waiting[:room], waiting[room:]
+        chosen = chosen[:room]
+        has_more = len(chosen) > 1 or (bool(waiting) and number < MOST_FIRST)
+        last = compared(search, chosen, steps, launch_s, number, has_more)
+        number += 1
         verdicts = judged(chosen, last, first, others, costs)
         kept = [row for row in chosen if verdicts[row.code].verdict == "kept"]
         if kept == chosen:
@@ -167,7 +180,7 @@ def improved(search: Search, start: Improvement, keep: Callable[[Improvement], I
         # What is kept so far is proven only by launches without the rest.
         tried |= {code: each for code, each in verdicts.items() if each.verdict != "kept"}
         start = keep(replace(start, remedies=results(rows, search, tried)))
-        chosen, number = kept, number + 1
+        chosen = kept
     return keep(replace(start, remedies=results(rows, search, tried), complete=True))
 
 
@@ -177,12 +190,18 @@ def discovered(search: Search) -> Stage:
     seeded = () if "seed" in search.spec.stated else ("seed=0",)
     search.given = replace(search.given, overrides=(*search.given.overrides, *seeded))
     found = search.stage(
-        "1-original", [()], f"steps={{launches: 2, limit: {FIRST_STEPS}}}", "profile.steps=4"
+        "1-original", [()], f"steps={{launches: 2, limit: {first_steps(search)}}}", f"profile.steps={TRACED}"
     )
     if found.of(0).step_ms is None:
         reason = found.of(0).reason or "no optimizer, or too few of its steps, was seen"
         raise VariantError(f"no step of {search.spec.program} could be timed: {reason}")
     return found
+
+
+def first_steps(search: Search) -> int:
+    """Steps of the first launches, which show what the program does."""
+    kind = accelerator_of(job_devices(search.spec, search.machine)[0])
+    return first_traced_step(search.spec.steps.warmup, kind.timed_before_trace) + TRACED + AFTER_TRACE
 
 
 def surroundings(search: Search) -> Surroundings:
@@ -217,10 +236,14 @@ def shares_of(original: VariantResult) -> dict[Part, float]:
     return found
 
 
-def why_of(first: Stage) -> str:
-    """The largest cause, as the report of the first run has it."""
-    causes = (each.text for each in of_level(first.comparison.findings, "cause"))
-    return next((text.removeprefix(f"in {variant_label(first.plan.variants[0])} ") for text in causes), "")
+def why_of(first: Stage, shares: Mapping[Part, float]) -> str:
+    """The largest cause, as the report of the first run has it; else what takes most of a traced step."""
+    if causes := [each.text for each in of_level(first.comparison.findings, "cause")]:
+        return causes[0].removeprefix(f"in {variant_label(first.plan.variants[0])} ")
+    if not shares:
+        return ""
+    most = max(shares, key=lambda part: shares[part])
+    return f"{PARTS[most]} takes {format_number(shares[most], 0)} % of a traced step"
 
 
 def notes_on(first: Stage) -> list[str]:
@@ -239,19 +262,25 @@ def steps_of_launch(original: VariantResult) -> int:
     return min(MOST_STEPS, max(LEAST_STEPS, 10 + math.ceil(1000 * TIMED_S / step_ms)))
 
 
-def seconds_of_launch(original: VariantResult, steps: int) -> float:
-    """How long a later launch is expected to take."""
+def seconds_of_launch(original: VariantResult, more_steps: int) -> float:
+    """How long a later launch is expected to take, which makes so many more steps than the first ones."""
     step_s = (original.step_ms.estimate if original.step_ms else 0.0) / 1000
-    return max(1.0, (original.wall_s or 0.0) + BETWEEN_S + (steps - FIRST_STEPS) * step_s)
+    return max(1.0, (original.wall_s or 0.0) + BETWEEN_S + more_steps * step_s)
 
 
-def compared(search: Search, chosen: Sequence[Candidate], steps: int, launch_s: float, number: int) -> Stage:
-    """All remedies together against the program as it is, and against themselves without each of them."""
+def compared(
+    search: Search, chosen: Sequence[Candidate], steps: int, launch_s: float, number: int, has_more: bool
+) -> Stage:
+    """All remedies together against the program as it is, and against themselves without each of them.
+
+    Args:
+        has_more: whether others may have to be compared after it, for which time is left if there is enough.
+    """
     search.say(f"3 of 3: {listed([row.code for row in chosen])} against {search.spec.program} as it is")
     without: list[Set] = [tuple(row for row in chosen if row is not left) for left in chosen]
     sets = [tuple(chosen), (), *(without if len(chosen) > 1 else [])]
-    # Where one of several drops out, the rest is compared again.
-    share = SHARE_OF_FIRST if len(chosen) > 1 else 1.0
+    rest_s = (1 - SHARE_OF_FIRST) * search.left_s
+    share = SHARE_OF_FIRST if has_more and rest_s >= seconds_to_compare(1, launch_s) else 1.0
     affordable = math.floor(share * search.left_s / (launch_s * len(sets)))
     launches = max(LAUNCHES_TO_DECIDE, min(MOST_LAUNCHES, affordable))
     size = (f"steps={{launches: {launches}, limit: {steps}}}", "profile.steps=0", "until=fixed")

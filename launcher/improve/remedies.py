@@ -14,6 +14,9 @@ from gpurun.launcher.units import format_number
 
 Part = Literal["input", "transfer", "work"]
 """The parts of a step that remedies act on: waiting for data, exposed communication, and what computes."""
+PARTS: Mapping[Part, str] = MappingProxyType(
+    {"input": "waiting for data", "transfer": "communication", "work": "computing"}
+)
 Settings = Mapping[str, Any]
 """Values of a job's settings by name: `{"calls": {"DataLoader": {"num_workers": 2}}}`."""
 LEAST_GAIN_PERCENT = 2.0
@@ -327,8 +330,7 @@ def _refusal(
         return f"{site.library or 'a library'} makes the call{f'; {own}' if own else ''}"
     share = shares.get(remedy.part)
     if share is not None and share < LEAST_GAIN_PERCENT:
-        what = {"input": "waiting for data", "transfer": "communication", "work": "computing"}[remedy.part]
-        return f"{what} takes {format_number(share, 1)} % of a step"
+        return f"{PARTS[remedy.part]} takes {format_number(share, 1)} % of a step"
     return ""
 
 

@@ -25,8 +25,9 @@ SHARE_OF_TRIALS = 0.4
 """The share of the budget, at the most, in which remedies are tried alone."""
 MOST_TRIALS = 4
 """Launches of each remedy."""
-MOST_TOGETHER = 4
-"""Remedies that are compared in the end: each one more takes launches of its own."""
+MOST_TOGETHER, LAUNCHES_TO_DECIDE = 4, 6
+"""Remedies that are compared in the end, at most, each of which takes launches of its own; and launches of
+each set of them, at least."""
 NUM_SEEDED = 6
 """Steps of launches in which every step and sample has its own seed."""
 SAME: tuple[Sameness, ...] = ("bitwise", "rounding")
@@ -62,16 +63,22 @@ class Trials:
         launches = affordable // (len(tried) + 1) if few else 1
         found = self.stage("2-alone", tried, launches)
         best = best_of(tried, found)[:MOST_TOGETHER]
-        left = affordable - launches * (len(tried) + 1)
-        if best and not few and left > len(best):
+        if best and not few and (again := self.launches_again(len(best))):
             self.search.say(f"2 of 3: the best {len(best)} of them again")
-            found |= self.stage("2-best", best, left // (len(best) + 1))
+            found |= self.stage("2-best", best, again)
         found |= self.with_seeded_steps(tried, found)
         why = "the budget has no time for it"
         of_late = {
             row.code: replace(result_of(row, self.search), verdict="not tried", why=why) for row in late
         }
         return found | of_late
+
+    def launches_again(self, num: int) -> int:
+        """How often so many remedies can be tried again, and still be compared with the program."""
+        launch_s = self.search.launch_s or self.launch_s
+        spare_s = self.search.left_s - seconds_to_compare(num, launch_s)
+        spare_s = min(spare_s, SHARE_OF_TRIALS * self.search.budget_s)
+        return max(0, math.floor(spare_s / launch_s / (num + 1)))
 
     def stage(self, name: str, tried: Sequence[Candidate], launches: int) -> dict[str, RemedyResult]:
         sets: list[Set] = [(), *((row,) for row in tried)]
@@ -133,6 +140,11 @@ class Trials:
             return row.remedy.cost
         pays = format_count(math.ceil(1000 * once_s / saved_ms))
         return f"costs {once_s:.0f} s at each start: pays from {pays} steps on"
+
+
+def seconds_to_compare(num: int, launch_s: float) -> float:
+    """The least time in which so many remedies are proven: together, each left out, and none."""
+    return (2 if num == 1 else num + 2) * LAUNCHES_TO_DECIDE * launch_s
 
 
 def _step_ms(result: VariantResult) -> float:

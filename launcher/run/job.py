@@ -101,8 +101,9 @@ class Output:
     """Where a program's stdin comes from and its stdout goes to; `None`: with stderr to the logs."""
     as_torchrun: bool = False
     """As `Relay` has it."""
-    has_heading: bool = True
-    """Whether the plan is shown before the first launch."""
+    is_part: bool = False
+    """Whether a command makes several runs: each shows no plan, gives no advice on a new run, and leaves what
+    interrupted ranks write to their logs."""
 
     def check(self, plan: Plan) -> None:
         """Refuses `--only-rank` for a rank that does not exist.
@@ -247,7 +248,7 @@ def execute(
     tracker = ProgressTracker(plan, estimate_s(plan, ready.spec) - spent, ready.run)
     earlier = find_earlier(plan.name, ready.machine.hostname)
     notes = (text for text in plan.notes if not text.startswith(UNUSED_BUDGET))  # the report has it
-    if output.has_heading:
+    if not output.is_part:
         progress.say("\n".join((*headlines(plan, ready.spec, earlier), *notes)))
     if ready.resumed is not None:
         progress.say(hidden(resumption_text(ready.resumed), known))
@@ -277,6 +278,7 @@ def execute(
         reporter=Reporter(ready.run, say, hide),
         relay=output.relay(lambda text: progress.say(hide(text)), ready.spec.logs.keep_bytes),
         resumed=ready.resumed,
+        is_part=output.is_part,
     )
     with forwarded(lambda number: session.ranks.forward(number)):
         return finish(session)

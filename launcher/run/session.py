@@ -62,6 +62,8 @@ class Session:
     clock: TimeSource = time
     resumed: Resumption | None = None
     """The parts of the run that are kept when it goes on."""
+    is_part: bool = False
+    """As `Output` has it."""
     mistake: ParamsError | None = None
     """The mistake in the job itself, where only building its workload could show it."""
     ranks: RankPool = field(init=False)
@@ -75,7 +77,7 @@ class Session:
     """The signal that came when a launch had ended well, whose program had left something."""
     used: list[RankPool] = field(default_factory=list)
     """The starters of ranks so far."""
-    load_due_s: float | None = 0.0
+    load_due_s: float | None = field(init=False)
     """When to look for other load next; `None` once it has been reported."""
 
     def __post_init__(self) -> None:
@@ -83,6 +85,7 @@ class Session:
         self.ranks = self.pools.get(*self.plan.environment(self.plan.variants[0].id))
         self.budget = Budget(self.plan, self.run, self.clock.monotonic)
         self.limits = limits_of(self.starter.spec)
+        self.load_due_s = None if self.is_part else 0.0
 
     def execute(self) -> Comparison:
         """Runs what is missing; the comparison is written after every launch, whatever comes later.
@@ -290,7 +293,7 @@ class Session:
                 number = signal.SIGINT if error.cause == CTRL_C else signal.Signals[error.cause]
                 signals = tuple(dict.fromkeys((number, *TERMINATE)))
         if self.attempt is not None:
-            self.attempt.stop(shows_output=is_interrupted, signals=signals)
+            self.attempt.stop(shows_output=is_interrupted and not self.is_part, signals=signals)
             self.note_killed(self.ranks.poll(0), error.cause if isinstance(error, Interrupted) else "")
 
     def note_killed(self, exits: Sequence[Exit], cause: str = "") -> None:

@@ -147,7 +147,7 @@ def finished(
             invocation = given()
             name = f"{load_invocation(invocation).name}-improve"
             path = resume or out or new_directory(Path("runs") / name)
-            output = Output(quiet, only_rank, has_heading=False)
+            output = Output(quiet, only_rank, is_part=True)
 
             def say(text: str) -> None:
                 click.echo(text, err=True)

@@ -27,6 +27,7 @@ model = DistributedDataParallel(net, find_unused_parameters=True)
 optimizer = AdamW(model.parameters())
 """
 LOSSES = (2.0, 1.5, 1.25, 1.0, 0.9, 0.8)
+LAUNCH_S = 2.5
 OTHERS = (2.1, 1.6, 1.3, 1.1, 1.0, 0.9)
 WORKERS, UNUSED, FUSED = (
     "DataLoader(num_workers=2, persistent_workers=True)",
@@ -52,6 +53,7 @@ class StandIn:
     """Standard deviation of ln(time) from launch to launch."""
     rng: Random = field(default_factory=lambda: Random(0))
     stages: list[tuple[str, list[tuple[str, ...]]]] = field(default_factory=list)
+    spent_s: float = 0.0
 
     def ms(self, codes: tuple[str, ...]) -> float:
         found = 100.0
@@ -83,7 +85,7 @@ class StandInStage:
         step_ms = StepTime(math.exp(fmean(self.logs[str(position)].values())))
         ranks = [SimpleNamespace(span_ms=100.0, input_ms=40.0, exposed_transfer_ms=5.0, exposed_wait_ms=0.0)]
         return SimpleNamespace(
-            status="ok", code=self.code, reason=None, step_ms=step_ms, wall_s=2.0, ranks=ranks
+            status="ok", code=self.code, reason=None, step_ms=step_ms, wall_s=3.9, ranks=ranks
         )
 
     @property
@@ -121,9 +123,9 @@ class StandInSearch(Search):
 
     def stage(self, name: str, sets: Sequence[Set], *overrides: str, seeds_steps: bool = False) -> Any:
         launches = int(re.findall(r"launches: (\d+)", " ".join(overrides))[0])
-        found = StandInStage(self, sets, launches, seeds_steps)
+        found, self.launch_s = StandInStage(self, sets, launches, seeds_steps), LAUNCH_S
         self.program.stages.append((name, found.sets))
-        self.spent_s += 2.5 * len(sets) * launches
+        self.spent_s = self.program.spent_s = self.spent_s + LAUNCH_S * len(sets) * launches
         return found
 
 
@@ -133,7 +135,9 @@ def searched(program: StandIn, directory: Path, budget_s: float = 600.0, allows:
     search = StandInSearch.__new__(StandInSearch)
     vars(search).update(
         program=program, directory=directory, given=Invocation(directory / "job.yaml", ()),
-        spec=SimpleNamespace(program="train.py", stated=(), env={}, hang_timeout_s=None),
+        spec=SimpleNamespace(
+            program="train.py", stated=(), env={}, hang_timeout_s=None, steps=SimpleNamespace(warmup=3)
+        ),
         path=directory / "found", machine=SimpleNamespace(cpu_cores=2, free_cores=None, gpus=()),
         budget_s=budget_s, spent_s=0.0, say=lambda text: None, launch_s=None,
         allows_other_random_numbers=allows,

@@ -10,7 +10,7 @@ from gpurun.launcher.compare.model import Difference
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.improve.improve import gain_of, shares_of
 from gpurun.launcher.rundir.improvement import Improvement, RemedyVerdict
-from tests.unit.improve.stand_in import FILE, FUSED, LOSSES, OTHERS, WORKERS, StandIn, searched
+from tests.unit.improve.stand_in import FILE, FUSED, LOSSES, OTHERS, UNUSED, WORKERS, StandIn, searched
 
 
 def verdict(found: Improvement, code: str) -> RemedyVerdict:
@@ -44,6 +44,28 @@ def test_a_remedy_without_which_the_rest_is_as_fast_is_dropped_and_the_rest_comp
     assert verdict(found, FUSED) == "same"
     assert program.stages[-1] == ("3-together-2", [(WORKERS,), ()])
     assert "fused" not in found.diff
+
+
+def test_where_what_seemed_best_is_dropped_the_next_is_compared_once(tmp_path: Path) -> None:
+    times = {WORKERS: 0.7, FUSED: 0.9, UNUSED: 0.8}
+    program = StandIn(times, verdicts={WORKERS: "inconclusive", UNUSED: "inconclusive"})
+    found = searched(program, tmp_path, budget_s=150.0)
+    assert found.kept == []
+    assert [sets[0] for name, sets in program.stages if name.startswith("3")] == [(WORKERS,), (UNUSED,)]
+
+
+@pytest.mark.parametrize("budget_s", [60.0, 90.0, 120.0, 300.0, 900.0])
+@pytest.mark.parametrize("num", [1, 2, 3])
+def test_the_budget_is_kept_and_is_enough_for_the_best(tmp_path: Path, budget_s: float, num: int) -> None:
+    times = dict([(WORKERS, 0.7), (UNUSED, 0.8), (FUSED, 0.9)][:num])
+    program = StandIn(times)
+    found = searched(program, tmp_path, budget_s)
+    assert program.spent_s <= budget_s
+    assert len(found.kept) == num if budget_s >= 300 else found.kept
+
+
+def test_without_a_cause_the_largest_part_of_a_step_is_said(tmp_path: Path) -> None:
+    assert searched(StandIn(), tmp_path).why == "computing takes 55 % of a traced step"
 
 
 def test_a_conflict_is_a_failure_of_what_gains_least_alone(tmp_path: Path) -> None:
@@ -89,10 +111,10 @@ def test_other_random_numbers_are_shown_by_seeded_steps(
 
 
 def test_without_time_to_prove_anything_the_budget_that_would_do_is_named(tmp_path: Path) -> None:
-    found = searched(StandIn(times={WORKERS: 0.7}), tmp_path, budget_s=40.0)
+    found = searched(StandIn(times={WORKERS: 0.7}), tmp_path, budget_s=50.0)
     assert (verdict(found, WORKERS), found.gain) == ("undecided", None)
     assert found.needs_s is not None
-    assert found.needs_s > 40.0
+    assert found.needs_s > 50.0
     with pytest.raises(SpecError, match="too short to try anything"):
         searched(StandIn(), tmp_path, budget_s=2.0)
 

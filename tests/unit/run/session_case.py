@@ -40,6 +40,7 @@ class Case:
     said: list[str] = field(default_factory=list)
     clock: FakeClock = field(default_factory=FakeClock)
     broken: dict[str, BaseException] = field(default_factory=dict)
+    is_part: bool = False
 
     def __post_init__(self) -> None:
         self.directory.mkdir(exist_ok=True)
@@ -63,6 +64,7 @@ class Case:
             reporter=Reporter(self.run, self.said.append),
             relay=Relay(self.said.append),
             clock=self.clock,
+            is_part=self.is_part,
         )
 
     def fails(self) -> GpurunError:

@@ -176,8 +176,12 @@ def case(tmp_path: Path) -> Case:
     return Case(tmp_path, SPLITS, [])
 
 
-def test_other_load_is_reported_once_while_the_run_goes_on(case: Case, wording: Wording) -> None:
-    """At the end it is too late to stop what else runs."""
+@pytest.mark.parametrize("is_part", [False, True])
+def test_other_load_is_reported_once_while_the_run_goes_on(
+    tmp_path: Path, wording: Wording, is_part: bool
+) -> None:
+    """At the end it is too late to stop what else runs; a command of several runs advises on none of them."""
+    case = Case(tmp_path, SPLITS, [], is_part=is_part)
 
     def blocks() -> None:
         records = [
@@ -187,13 +191,30 @@ def test_other_load_is_reported_once_while_the_run_goes_on(case: Case, wording: 
         append_lines(case.run.steps(EVEN, 1), records)
 
     def ended() -> None:
-        wording(case.said[-1])
+        wording(*case.said)
 
     round_ = replace(stage("round", EVEN), round=3)
     events: Script = [(1.0, round_), (2.0, blocks), (5.0, round_), (9.0, ended), (9.0, round_)]
     case.ranks.scripts = [[*events, (9.5, stage("done")), *exits(0, 0)]]
     case.done()
-    assert sum("free core" in text for text in case.said) == 1
+    assert sum("free core" in text for text in case.said) == (0 if is_part else 1)
+
+
+@pytest.mark.parametrize("is_part", [False, True])
+def test_what_interrupted_ranks_write_is_shown_unless_the_run_is_a_part(
+    tmp_path: Path, is_part: bool
+) -> None:
+    case = Case(tmp_path, SPLITS, [], is_part=is_part)
+
+    def writes() -> None:
+        path = case.run.log(case.session.current.name, 0)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("KeyboardInterrupt\n")
+
+    case.ranks.scripts = [[(1.0, writes), (1.0, CTRL_C)]]
+    with pytest.raises(Interrupted):
+        case.session.execute()
+    assert any("KeyboardInterrupt" in text for text in case.said) == (not is_part)
 
 
 def test_a_run_whose_directory_is_removed_ends_with_a_sentence(tmp_path: Path, wording: Wording) -> None:
