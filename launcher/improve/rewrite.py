@@ -34,6 +34,8 @@ CODE_OR_COMMENT = re.compile(r"#[^\r\n]*|[^\s\\]")
 REST_OF_LINE = re.compile(r"[ \t\f]*(?:#[^\r\n]*)?(?=[\r\n])")
 SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return)
 """Statements before which a line runs as often as they do: none of the headers of `while`, `elif`, `case`."""
+ITSELF = ("to", "cuda", "cpu", "float", "double", "half", "bfloat16", "train", "eval", "requires_grad_")
+"""Methods of a module that return it. Source: torch/nn/modules/module.py."""
 MAYBE_NOT_RUN = (ast.BoolOp, ast.IfExp, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 """Expressions whose parts run under a condition, later, or with names of their own."""
 
@@ -54,6 +56,9 @@ class Edit:
     """Names of the positional parameters of what is called, in order, without `self`."""
     before: str = ""
     """A statement for a line before that of the call; `{0}` is the call's first argument, a (dotted) name."""
+    after: str = ""
+    """Statements for lines after that of the call, where there is no `before` or no place for it; `{0}` is
+    the name that the result of the call gets."""
 
 
 Node = ast.expr | ast.stmt | ast.keyword
@@ -70,6 +75,15 @@ class Splice:
     start: int
     end: int
     text: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """Statements on lines of their own, before or after another one."""
+
+    statement: ast.stmt
+    text: str
+    is_after: bool
 
 
 class Page:
@@ -148,8 +162,8 @@ def rewritten(source: bytes, edits: Sequence[Edit]) -> tuple[bytes, tuple[Edit, 
     """The changed source, and the edits that found no place.
 
     These are edits without a call of the name at the line, or with several; of an argument that `*args` or
-    `**kwargs` may hold; that contradict an earlier one; with a statement before what isn't a simple statement
-    on lines of its own, or about a first argument that is no name. All, if Python can't read the source.
+    `**kwargs` may hold; that contradict an earlier one; with a statement before or after what isn't a simple
+    statement on lines of its own, or about what has no name. All, if Python can't read the source.
     """
     changed, made, left = source, list[Edit](), list[Edit]()
     for edit in edits:
@@ -166,7 +180,10 @@ def line_to_write(edit: Edit) -> str:
     new = (f"{name}={value!r}" for name, value in edit.arguments.items())
     call = f"{edit.call}({', '.join(['…', *new])})"
     first = edit.parameters[0] if edit.parameters else "…"
-    return f"{edit.before.replace('{0}', first)} before {call}" if edit.before else call
+    if edit.before:
+        return f"{edit.before.replace('{0}', first)} before {call}"
+    statements = edit.after.replace("{0}", "…").replace("\n", "; ")
+    return f"{statements} after {call}" if statements else call
 
 
 def _with_all(source: bytes, edits: Sequence[Edit]) -> bytes:
@@ -175,7 +192,7 @@ def _with_all(source: bytes, edits: Sequence[Edit]) -> bytes:
     parents = {child: node for node in ast.walk(page.tree) for child in ast.iter_child_nodes(node)}
     replaced = dict[ast.expr, str]()
     appended = dict[ast.Call, dict[str, str]]()
-    lines = dict[tuple[ast.stmt, str], None]()  # in order, each once
+    lines = dict[Line, None]()  # in order, each once
     for edit in edits:
         call = _call_of(page.tree, edit)
         for name, value in edit.arguments.items():
@@ -187,25 +204,25 @@ def _with_all(source: bytes, edits: Sequence[Edit]) -> bytes:
                 replaced[passed] = repr(value)
             else:
                 appended.setdefault(call, {})[name] = repr(value)
-        if edit.before:
-            first = _first_name(call, edit.parameters) if "{0}" in edit.before else ""
-            lines[_statement_of(page, call, parents), edit.before.replace("{0}", first)] = None
+        if edit.before or edit.after:
+            lines[_line_of(page, call, edit, parents)] = None
 
     splices = [Splice(page.start(old), page.end(old), new) for old, new in replaced.items()]
     for call, new in appended.items():
         splices += _appended(page, call, [f"{name}={value}" for name, value in new.items()])
-    for statement, text in lines:
-        place = page.start(statement)
-        start = page.line_start(place)
-        splices.append(Splice(start, start, f"{page.indent(place)}{text}{page.newline(place)}"))
+    splices += (_inserted(page, line) for line in lines)
     changed = page.spliced(splices)
 
     for old, text in replaced.items():
         _put(parents[old], old, expression(text))
     for call, new in appended.items():
         call.keywords += [ast.keyword(name, expression(value)) for name, value in new.items()]
-    for statement, text in lines:
-        _put(parents[statement], statement, *ast.parse(text).body, statement)
+    for line in lines:
+        if not line.is_after:
+            _put(parents[line.statement], line.statement, *ast.parse(line.text).body, line.statement)
+    for line in reversed(lines):
+        if line.is_after:
+            _put(parents[line.statement], line.statement, line.statement, *ast.parse(line.text).body)
     if ast.dump(page.tree) != ast.dump(parsed(changed)):
         raise NoPlaceError("more would change than was meant")
     return changed
@@ -277,15 +294,58 @@ def _passed(call: ast.Call, name: str, parameters: Sequence[str]) -> ast.expr | 
     return None
 
 
+def _line_of(page: Page, call: ast.Call, edit: Edit, parents: Mapping[ast.AST, ast.AST]) -> Line:
+    """The line that an edit adds to that of its call."""
+    if edit.before:
+        try:
+            first = _first_name(call, edit.parameters) if "{0}" in edit.before else ""
+            return Line(_statement_of(page, call, parents), edit.before.replace("{0}", first), False)
+        except NoPlaceError:
+            if not edit.after:
+                raise
+    statement = parents[call]
+    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1 or not _is_alone(page, statement):
+        raise NoPlaceError("no line after the statement can stand for one after the call")
+    return Line(statement, edit.after.replace("{0}", _dotted(statement.targets[0])), True)
+
+
+def _inserted(page: Page, line: Line) -> Splice:
+    place = page.start(line.statement)
+    indent, end = page.indent(place), page.newline(place)
+    text = "".join(f"{indent}{each}{end}" for each in line.text.split("\n"))
+    if not line.is_after:
+        start = page.line_start(place)
+        return Splice(start, start, text)
+    newline = NEWLINE.search(page.text, page.end(line.statement))
+    if newline is None:  # the last line of a file, which doesn't end
+        return Splice(len(page.text), len(page.text), end + text.removesuffix(end))
+    return Splice(newline.end(), newline.end(), text)
+
+
+def _is_alone(page: Page, statement: ast.stmt) -> bool:
+    """Whether nothing else is on its lines, comments apart."""
+    start, end = page.start(statement), page.end(statement)
+    begins_line = page.line_start(start) + len(page.indent(start)) == start
+    return begins_line and re.match(r"[ \t\f]*(#[^\r\n]*)?(?:[\r\n]|\Z)", page.text[end:]) is not None
+
+
 def _first_name(call: ast.Call, parameters: Sequence[str]) -> str:
-    """'model.module' of `DDP(model.module)`, also where the argument is passed by its name."""
+    """'model.net' of `DDP(model.net)` and of `DDP(model.net.to(rank))`, also where it is passed by name."""
     named = [keyword.value for keyword in call.keywords if keyword.arg in parameters[:1]]
-    first = node = next(iter([*call.args, *named]), None)
+    node = next(iter([*call.args, *named]), None)
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ITSELF:
+        node = node.func.value
+    return _dotted(node)
+
+
+def _dotted(name: ast.expr | None) -> str:
+    """Raises NoPlaceError for what isn't a (dotted) name."""
+    node = name
     while isinstance(node, ast.Attribute):
         node = node.value
-    if first is None or not isinstance(node, ast.Name):
-        raise NoPlaceError("the first argument is no name")
-    return ast.unparse(first)
+    if name is None or not isinstance(node, ast.Name):
+        raise NoPlaceError("what the statement is about has no name")
+    return ast.unparse(name)
 
 
 def _statement_of(page: Page, call: ast.Call, parents: Mapping[ast.AST, ast.AST]) -> ast.stmt:

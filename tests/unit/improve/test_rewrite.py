@@ -49,7 +49,36 @@ class Case:
 
 W4 = edit(1, num_workers=4)
 COMPILED = edit(1, "DistributedDataParallel", before="{0}.compile()")
+AFTER = replace(COMPILED, after="{0}.module.compile()")
+HOOK = replace(COMPILED, before="", after="import hooks\n{0}.register(hooks)")
 CASES = {
+    "moved to its device within the call": Case(
+        "m = DistributedDataParallel(net.to(rank), [rank])\n",
+        AFTER,
+        "net.compile()\nm = DistributedDataParallel(net.to(rank), [rank])\n",
+    ),
+    "moved twice": Case(
+        "m = DistributedDataParallel(self.net.float().cuda(0))\n",
+        AFTER,
+        "self.net.compile()\nm = DistributedDataParallel(self.net.float().cuda(0))\n",
+    ),
+    "made within the call": Case(
+        "if rank:\n    self.m = DistributedDataParallel(Net().to(rank))  # sync\n    run()\n",
+        replace(AFTER, line=2),
+        "if rank:\n    self.m = DistributedDataParallel(Net().to(rank))  # sync\n"
+        "    self.m.module.compile()\n    run()\n",
+    ),
+    "made within the last line": Case(
+        "m = DistributedDataParallel(\r\n    Net()\r\n)",
+        AFTER,
+        "m = DistributedDataParallel(\r\n    Net()\r\n)\r\nm.module.compile()",
+    ),
+    "two statements after it": Case(
+        "m = DistributedDataParallel(net)\n",
+        HOOK,
+        "m = DistributedDataParallel(net)\nimport hooks\nm.register(hooks)\n",
+        is_run=False,
+    ),
     "one line": Case("x = DataLoader(ds)\n", W4, "x = DataLoader(ds, num_workers=4)\n"),
     "no final newline": Case("x = DataLoader(ds)", W4, "x = DataLoader(ds, num_workers=4)"),
     "no argument": Case("x = DataLoader()\n", W4, "x = DataLoader(num_workers=4)\n"),
@@ -306,7 +335,7 @@ NO_PLACE = {
         "# coding: ascii\nx = DataLoader(ds)\n",
         replace(W4, line=2, arguments={"multiprocessing_context": "→"}),
     ),
-    "the first argument is a call": ("m = DistributedDataParallel(m.to(0))\n", COMPILED),
+    "the first argument is a call": ("m = DistributedDataParallel(wrap(m))\n", COMPILED),
     "the first argument is bound here": ("m = DistributedDataParallel(m := Net())\n", COMPILED),
     "another binds it here": ("m = (n := Net(), DistributedDataParallel(n))\n", COMPILED),
     "there is no first argument": ("m = DistributedDataParallel(**both)\n", COMPILED),
@@ -317,6 +346,10 @@ NO_PLACE = {
     "later": ("wrap = lambda m: DistributedDataParallel(m)\n", COMPILED),
     "for each": ("m = [DistributedDataParallel(m) for m in ms]\n", COMPILED),
     "in a header": ("while DistributedDataParallel(m): pass\n", COMPILED),
+    "the result has no name": ("fit(DistributedDataParallel(Net()))\n", AFTER),
+    "the result has several names": ("a = b = DistributedDataParallel(Net())\n", AFTER),
+    "more behind a semicolon": ("m = DistributedDataParallel(Net()); fit(m)\n", AFTER),
+    "the body of a line": ("if ddp: m = DistributedDataParallel(Net())\n", AFTER),
     "a statement that isn't one": ("m = DistributedDataParallel(m)\n", replace(COMPILED, before="{0}.(")),
     "statements that hide the rest": ("m = DistributedDataParallel(m)\n", replace(COMPILED, before="x = [")),
 }
