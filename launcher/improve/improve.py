@@ -8,7 +8,7 @@ changes comes from its launches, which took part in no choice.
 
 import math
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from gpurun.launcher.errors import GpurunError, Interrupted, SpecError, VariantE
 from gpurun.launcher.findings.finding import of_level
 from gpurun.launcher.improve.losses import differ, sameness
 from gpurun.launcher.improve.remedies import (
+    AT_DDP,
     PARTS,
     Candidate,
     Part,
@@ -63,7 +64,7 @@ from gpurun.launcher.stats.schedule import first_traced_step
 from gpurun.launcher.units import format_number, listed
 
 BUDGET_S = 900.0
-TRACED, AFTER_TRACE = 4, 10
+TRACED, AFTER_TRACE = 3, 10
 """Steps of the first launches that are traced, and those after them."""
 LEAST_STEPS, MOST_STEPS, TIMED_S = 20, 400, 1.5
 """Steps of a later launch, as many as take so long."""
@@ -86,6 +87,7 @@ def run_improve(
     output: Output,
     say: Callable[[str], None],
     allows_other_random_numbers: bool = False,
+    numerics: bool = False,
 ) -> tuple[Improvement, GpurunError | None]:
     """Finds what makes a program faster, and proves it; what is known so far after Ctrl-C.
 
@@ -97,6 +99,7 @@ def run_improve(
         output: what to show of the ranks' output.
         say: shows a line.
         allows_other_random_numbers: keeps what trains the same but draws random numbers in another order.
+        numerics: also tries what computes with less precision; of a search that is resumed, as it began.
 
     Raises:
         SpecError: the command line is wrong, or the program can't be improved from outside.
@@ -116,9 +119,10 @@ def run_improve(
         return known, None
     name = str(spec.program)
     budget_s = known.budget_s if known else budget_s or BUDGET_S
-    found = Improvement(SCHEMA, name, budget_s)
+    numerics = known.numerics if known else numerics
+    found = Improvement(SCHEMA, name, budget_s, numerics=numerics)
     search = Search(given, spec, inspect_machine(), path, budget_s, pools, output, say)
-    search.allows_other_random_numbers = allows_other_random_numbers
+    search.allows_other_random_numbers, search.numerics = allows_other_random_numbers, numerics
 
     def keep(now: Improvement) -> Improvement:
         nonlocal found
@@ -152,12 +156,12 @@ def improved(search: Search, start: Improvement, keep: Callable[[Improvement], I
         return keep(replace(start, complete=True))
     steps = steps_of_launch(first.of(0))
     launch_s = seconds_of_launch(first.of(0), steps - first_steps(search))
-    tried = Trials(search, first, shares, steps, launch_s).run(to_try)
+    trials = Trials(search, first, shares, steps, launch_s)
+    tried = trials.run(to_try)
+    tried |= trials.not_paying(best_of(to_try, tried), tried)
     start = keep(replace(start, remedies=results(rows, search, tried)))
     launch_s = search.launch_s or launch_s
     chosen, waiting, number = list[Candidate](), best_of(to_try, tried), 1
-    others = {row.code for row in waiting if tried[row.code].why == OTHER_NUMBERS}
-    costs = {row.code: tried[row.code].why for row in waiting if row.remedy.cost}
     while chosen or (waiting and number <= MOST_FIRST):
         size = search.left_s / (launch_s * LAUNCHES_TO_DECIDE)
         if size < 2:
@@ -169,9 +173,10 @@ def improved(search: Search, start: Improvement, keep: Callable[[Improvement], I
             chosen, waiting = waiting[:room], waiting[room:]
         chosen = chosen[:room]
         has_more = len(chosen) > 1 or (bool(waiting) and number < MOST_FIRST)
-        last = compared(search, chosen, steps, launch_s, number, has_more)
+        starts_s = max(tried[row.code].start_s or 0.0 for row in chosen)
+        last = compared(search, chosen, steps, launch_s + starts_s, number, has_more)
         number += 1
-        verdicts = judged(chosen, last, first, others, costs)
+        verdicts = judged(chosen, last, first, tried)
         kept = [row for row in chosen if verdicts[row.code].verdict == "kept"]
         if kept == chosen:
             if is_proven(last):
@@ -214,6 +219,7 @@ def surroundings(search: Search) -> Surroundings:
         spare_cores=max(1, share - 1),
         threads=int(stated) if stated.isdecimal() else None,
         share=share,
+        numerics=search.numerics,
     )
 
 
@@ -288,33 +294,31 @@ def compared(
 
 
 def judged(
-    chosen: Sequence[Candidate],
-    last: Stage,
-    first: Stage,
-    others: Collection[str],
-    costs: Mapping[str, str],
+    chosen: Sequence[Candidate], last: Stage, first: Stage, tried: Mapping[str, RemedyResult]
 ) -> dict[str, RemedyResult]:
     """What the last launches say of each remedy among all of them.
 
     Args:
-        others: remedies that may draw other random numbers.
-        costs: what remedies cost once.
+        tried: what trials say.
     """
     together = last.of(0)
     originals = [*first.losses(0), *last.losses(1)]
-    trains = sameness(originals, last.losses(0), dtype_of(last, 0))
-    if any(row.code in others for row in chosen):
+    has_less_precision = any(row.remedy.changes_numerics for row in chosen)
+    dtype = "bfloat16" if has_less_precision else dtype_of(last, 0)
+    trains = sameness(originals, last.losses(0), dtype)
+    if any(tried[row.code].why == OTHER_NUMBERS for row in chosen):
         trains = "rounding"  # shown by steps with their own seeds
     found = {}
     for position, row in enumerate(chosen):
-        base = RemedyResult(row.code, row.remedy.call, "", "undecided", why=costs.get(row.code, ""))
+        why = tried[row.code].why if row.remedy.cost else ""
+        base = replace(tried[row.code], verdict="undecided", percent=None, why=why)
         without = 1 if len(chosen) == 1 else 2 + position
         if together.status not in MEASURED or trains not in SAME:
             # A conflict: what gained least goes first.
             is_last = position == len(chosen) - 1
-            why = together.reason or _LOSSES.get(trains, "")
+            why = f"together with the others: {together.reason or _LOSSES.get(trains, '')}"
             verdict: RemedyVerdict = "failed" if is_last else "kept"
-            found[row.code] = replace(base, verdict=verdict, why=f"together with the others: {why}")
+            found[row.code] = replace(base, verdict=verdict, why=why)
             continue
         change = last.against_first[without]
         verdict = {"slower": "kept", "same": "same", "faster": "slower"}.get(change.verdict, "undecided")  # type: ignore[assignment]
@@ -370,10 +374,17 @@ def concluded(
             *start.notes,
             *notes,
             *homeless,
-            *(f"write it yourself: {row.code}" for row in kept if row.remedy.call == "cudnn"),
+            *(f"write it yourself: {text}" for row in kept if (text := not_written(row))),
         ),
         complete=True,
     )
+
+
+def not_written(row: Candidate) -> str:
+    """What no change of a call says, and no variable: a line for the reader to write."""
+    if row.remedy.call == "autocast":
+        return f"{row.code} around the forward pass and the loss"
+    return row.code if row.remedy.call in ("cudnn", "matmul") else ""
 
 
 def change_of(row: Candidate, search: Search) -> CallChange | None:
@@ -385,8 +396,9 @@ def change_of(row: Candidate, search: Search) -> CallChange | None:
         file = Path(site.file).relative_to(search.given.directory)
     except ValueError:
         return None
-    if row.remedy.call == "compile":
-        return CallChange(str(file), site.line, site.name, before="{0}.compile()")
+    if row.remedy.call in AT_DDP:
+        before, after = row.remedy.write
+        return CallChange(str(file), site.line, site.name, before=before, after=after) if after else None
     return CallChange(str(file), site.line, site.name, dict(row.arguments), site.parameters)
 
 
@@ -398,7 +410,7 @@ def rewritten_files(
     for name in {each.file: None for each in changes}:
         before = (root / name).read_bytes()
         edits = [
-            Edit(root / name, each.line, each.call, each.arguments, each.parameters, each.before)
+            Edit(root / name, each.line, each.call, each.arguments, each.parameters, each.before, each.after)
             for each in changes
             if each.file == name
         ]

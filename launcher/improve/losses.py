@@ -10,8 +10,8 @@ Sameness = Literal["bitwise", "rounding", "different", "unknown"]
 FIRST = {"bfloat16": 1e-2, "float16": 1e-2}
 FIRST_IN_FP32 = 1e-5
 """The largest relative difference of the first loss that rounding explains, by the type of the loss."""
-NEXT, NUM_NEXT = 1e-3, 5
-"""That of the next losses in fp32: an optimizer or a gradient that isn't the same shows there."""
+NEXT, NUM_NEXT, LARGEST = 1e-3, 5, 0.1
+"""That of the next losses in fp32, and in any type: another optimizer or gradient shows there."""
 
 
 def sameness(originals: Sequence[Losses], changed: Sequence[Losses], dtype: str = "float32") -> Sameness:
@@ -34,7 +34,7 @@ def sameness(originals: Sequence[Losses], changed: Sequence[Losses], dtype: str 
     if all(_prefix(run, runs) == _prefix(runs[0], runs) for run in runs):
         return "bitwise"
     first = max(FIRST.get(dtype, FIRST_IN_FP32), 2 * _spread(originals, 0))
-    later = first * NEXT / FIRST_IN_FP32
+    later = min(first * NEXT / FIRST_IN_FP32, LARGEST)
     for step in range(min(NUM_NEXT, *map(len, runs))):
         limit = first if step == 0 else max(later, 2 * _spread(originals, step))
         if any(_apart(run[step], originals[0][step]) > limit for run in changed):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
+from gpurun.launcher.rundir.improvement import CHANGES_NUMERICS
 from gpurun.launcher.rundir.records import CallSite
 from gpurun.launcher.units import format_number
 
@@ -22,6 +23,10 @@ Settings = Mapping[str, Any]
 LEAST_GAIN_PERCENT = 2.0
 """What can't gain as much by its ceiling isn't tried."""
 DDP, LOADER, OPTIMIZER = "DistributedDataParallel", "DataLoader", "Optimizer"
+AT_DDP = ("autocast", "compile", "comm_hook")
+"""What is changed at the call of DDP, besides its arguments."""
+OF_PROGRAM = ("cudnn", "env", "matmul")
+"""What is changed at no call."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,8 @@ class Surroundings:
     """`OMP_NUM_THREADS` of a rank, where the shell or the job states it."""
     share: int
     """A rank's share of the cores."""
+    numerics: bool = False
+    """Whether what changes numerics is tried, too."""
 
 
 Fits = Callable[[Mapping[str, str], Surroundings], bool]
@@ -61,6 +68,11 @@ class Remedy:
     draws_otherwise: bool = False
     """Whether random numbers may be drawn in another order, so that losses differ though the training is the
     same."""
+    changes_numerics: bool = False
+    """Whether it computes with less precision: tried only where that is asked for."""
+    write: tuple[str, str] = ("", "")
+    """Where it changes no argument: a statement before the call, in which `{0}` is its first argument, and
+    another one after it, in which `{0}` is its result, for where the first has no place."""
     cost: str = ""
     """What it costs once, which steps don't show."""
     source: str = ""
@@ -211,6 +223,7 @@ REMEDIES: tuple[Remedy, ...] = (
         {},
         "work",
         draws_otherwise=True,
+        write=("{0}.compile()", "{0}.module.compile()"),
         cost="compiles once, in each start",
         source="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
     ),
@@ -231,6 +244,41 @@ REMEDIES: tuple[Remedy, ...] = (
         fits=lambda given, around: around.threads is not None and around.threads < around.share,
         on="CPUs",
         source="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
+    ),
+    Remedy(
+        "bf16",
+        "autocast",
+        {"dtype": "bfloat16"},
+        "work",
+        changes_numerics=True,
+        source="https://docs.pytorch.org/docs/stable/amp.html",
+    ),
+    Remedy(
+        "TF32",
+        "matmul",
+        {"precision": "high"},
+        "work",
+        on="GPUs",
+        changes_numerics=True,
+        source="https://docs.pytorch.org/docs/stable/generated/torch.set_float32_matmul_precision.html",
+    ),
+    *(
+        Remedy(
+            f"gradients in {kind}",
+            "comm_hook",
+            {"compress": kind},
+            "transfer",
+            group="compression",
+            on="GPUs" if kind == "bf16" else "all",  # it takes NCCL or XCCL
+            changes_numerics=True,
+            write=(
+                "",
+                "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
+                f"{{0}}.register_comm_hook(None, default_hooks.{kind}_compress_hook)",
+            ),
+            source="https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html",
+        )
+        for kind in ("bf16", "fp16")
     ),
 )
 """All remedies, in the order in which they are shown before anything is measured."""
@@ -273,14 +321,27 @@ class Candidate:
         return {"calls": {self.remedy.call: self.arguments}}
 
     @property
+    def applied(self) -> frozenset[str]:
+        """What the rank notes as applied at the call."""
+        return frozenset({self.remedy.call} if self.remedy.call in AT_DDP else self.arguments)
+
+    @property
     def code(self) -> str:
         """The change as one would write it: `DataLoader(num_workers=2, persistent_workers=True)`."""
-        if self.remedy.call == "env":
-            return " ".join(f"{name}={value}" for name, value in self.arguments.items())
-        if self.remedy.call == "cudnn":
-            return "torch.backends.cudnn.benchmark = True"
-        if self.remedy.call == "compile":
-            return "model.compile()"
+        value = next(iter(self.arguments.values()), "")
+        match self.remedy.call:
+            case "env":
+                return " ".join(f"{name}={value}" for name, value in self.arguments.items())
+            case "cudnn":
+                return "torch.backends.cudnn.benchmark = True"
+            case "matmul":
+                return f'torch.set_float32_matmul_precision("{value}")'
+            case "compile":
+                return "model.compile()"
+            case "autocast":
+                return f"torch.autocast(dtype=torch.{value})"
+            case "comm_hook":
+                return f"model.register_comm_hook(None, default_hooks.{value}_compress_hook)"
         name = self.site.name if self.site is not None else self.remedy.call
         return f"{name}({', '.join(f'{key}={value!r}' for key, value in self.arguments.items())})"
 
@@ -300,7 +361,7 @@ def candidates(
     """
     for remedy in remedies:
         found = _site_of(remedy, sites)
-        if found is None and remedy.call not in ("cudnn", "env"):
+        if found is None and remedy.call not in OF_PROGRAM:
             continue
         given = found.given if found is not None else {}
         if not remedy.fits(given, around):
@@ -313,7 +374,7 @@ def candidates(
 
 def _site_of(remedy: Remedy, sites: Sequence[CallSite]) -> CallSite | None:
     """The call that a remedy changes: the user's own, or else a library's."""
-    wanted = DDP if remedy.call == "compile" else remedy.call
+    wanted = DDP if remedy.call in AT_DDP else remedy.call
     known = (LOADER, DDP)
     mine = [site for site in sites if site.name == wanted or (wanted == OPTIMIZER and site.name not in known)]
     return next((site for site in mine if site.is_users), mine[0] if mine else None)
@@ -325,6 +386,8 @@ def _refusal(
     here = "CPUs" if around.is_host else "GPUs"
     if remedy.on not in ("all", here):
         return f"it has no effect on {here}"
+    if remedy.changes_numerics and not around.numerics:
+        return CHANGES_NUMERICS
     if site is not None and not site.is_users:
         own = OF_LIBRARIES.get((site.library, remedy.call))
         return f"{site.library or 'a library'} makes the call{f'; {own}' if own else ''}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.launcher.compare.build import compare_run, read_differences
+from gpurun.launcher.compare.figures.recorded import steps_of_launches
 from gpurun.launcher.compare.model import Comparison, Difference, VariantResult
 from gpurun.launcher.errors import Interrupted, MachineError, SpecError
 from gpurun.launcher.improve.remedies import (
@@ -62,6 +63,10 @@ class Stage:
         found = read_differences(self.run).together(first, others.values())
         return {position: found[name] for position, name in others.items()}
 
+    def num_steps(self, position: int) -> int:
+        """The steps of a set's longest launch that all ranks have."""
+        return max(steps_of_launches(self.run.read_steps(self.ids[position])).values(), default=0)
+
     def losses(self, position: int) -> list[tuple[float | None, ...]]:
         """Of each launch of a set, the losses of its first steps."""
         return [each.losses for each in self.observed(position)]
@@ -97,6 +102,7 @@ class Search:
     output: Output
     say: Callable[[str], None]
     allows_other_random_numbers: bool = False
+    numerics: bool = False
     spent_s: float = 0.0
     launch_s: float | None = None
     """What a launch of trials has taken, at most."""

@@ -30,6 +30,8 @@ MOST_TOGETHER, LAUNCHES_TO_DECIDE = 4, 6
 each set of them, at least."""
 NUM_SEEDED = 6
 """Steps of launches in which every step and sample has its own seed."""
+SHARE_OF_LENGTH = 0.2
+"""The share of the time that is left, at most, in which the program's steps are counted."""
 SAME: tuple[Sameness, ...] = ("bitwise", "rounding")
 TRIED_PERCENT = -1.5
 """A remedy whose trials are less than this much faster is not tried further."""
@@ -51,7 +53,10 @@ class Trials:
         Raises:
             SpecError: the budget has no time for it.
         """
-        affordable = math.floor(SHARE_OF_TRIALS * self.search.budget_s / self.launch_s)
+        # As many as leave time for a proof, but a few in any case.
+        spare_s = self.search.left_s - seconds_to_compare(1, self.launch_s)
+        most_s = SHARE_OF_TRIALS * self.search.budget_s
+        affordable = math.floor(min(most_s, max(spare_s, 3 * self.launch_s)) / self.launch_s)
         tried, late = list(to_try[: max(0, affordable - 1)]), to_try[max(0, affordable - 1) :]
         if not tried:
             need = budget_text(3 * self.launch_s / SHARE_OF_TRIALS)
@@ -124,22 +129,51 @@ class Trials:
         percent = 100 * (result.step_ms.estimate / reference_ms(stage) - 1)
         percent = max(percent, -self.shares.get(row.remedy.part, 100.0))
         originals = [*self.first.losses(0), *stage.losses(0)]
-        trains = sameness(originals, stage.losses(position), dtype_of(stage, position))
+        dtype = "bfloat16" if row.remedy.changes_numerics else dtype_of(stage, position)
+        trains = sameness(originals, stage.losses(position), dtype)
         base = replace(base, verdict="undecided")
         if trains == "different":
             return replace(base, verdict="changes numerics", percent=percent, why=_LOSSES[trains])
         if percent > TRIED_PERCENT or trains in _LOSSES:
             return replace(base, why=_LOSSES.get(trains, "no gain in its trials"))
-        return replace(base, percent=percent, why=self.once(row, stage.of(0), result))
+        return self.with_cost(row, replace(base, percent=percent), stage.of(0), result)
 
-    def once(self, row: Candidate, original: VariantResult, result: VariantResult) -> str:
-        """What a remedy costs at each start, and from how many steps on it pays."""
+    def with_cost(
+        self, row: Candidate, found: RemedyResult, original: VariantResult, result: VariantResult
+    ) -> RemedyResult:
+        """With what the remedy costs at each start, and from how many steps on it pays."""
         saved_ms = _step_ms(original) - _step_ms(result)
-        once_s = (result.wall_s or 0.0) - (original.wall_s or 0.0) + self.steps * saved_ms / 1000
-        if not row.remedy.cost or once_s < 1 or saved_ms <= 0:
-            return row.remedy.cost
-        pays = format_count(math.ceil(1000 * once_s / saved_ms))
-        return f"costs {once_s:.0f} s at each start: pays from {pays} steps on"
+        start_s = (result.wall_s or 0.0) - (original.wall_s or 0.0) + self.steps * saved_ms / 1000
+        if not row.remedy.cost or start_s < 1 or saved_ms <= 0:
+            return replace(found, why=row.remedy.cost)
+        steps = math.ceil(1000 * start_s / saved_ms)
+        why = f"costs {start_s:.0f} s at each start: pays from {format_count(steps)} steps on"
+        return replace(found, why=why, start_s=round(start_s, 1), pays_from_steps=steps)
+
+    def not_paying(
+        self, rows: Sequence[Candidate], tried: Mapping[str, RemedyResult]
+    ) -> dict[str, RemedyResult]:
+        """Of those that cost something at each start, what the program's own steps don't pay for.
+
+        How many steps it makes is looked for where that takes little of the time that is left.
+        """
+        costly = {row.code: steps for row in rows if (steps := tried[row.code].pays_from_steps)}
+        step_s = _step_ms(self.first.of(0)) / 1000
+        affordable = math.floor(SHARE_OF_LENGTH * self.search.left_s / step_s) if step_s else 0
+        limit = min(max(costly.values(), default=0), affordable)
+        if limit <= self.steps:
+            return {}
+        self.search.say(f"2 of 3: whether {self.search.spec.program} makes {format_count(limit)} steps")
+        size = (f"steps={{launches: 1, limit: {limit}}}", "profile.steps=0", "until=fixed")
+        made = self.search.stage("2-length", [()], *size).num_steps(0)
+        if made >= limit - 1:  # the first one isn't timed
+            return {}
+        why = f"more than {self.search.spec.program} makes"
+        return {
+            code: replace(tried[code], verdict="slower", percent=None, why=f"{tried[code].why}, {why}")
+            for code, steps in costly.items()
+            if steps > made
+        }
 
 
 def seconds_to_compare(num: int, launch_s: float) -> float:
@@ -175,8 +209,7 @@ _LOSSES: Mapping[Sameness, str] = {
 
 def applied(row: Candidate, seen: Sequence[Observed]) -> bool:
     """Whether the call got an argument of the remedy."""
-    wanted = {"compile"} if row.remedy.call == "compile" else set(row.arguments)
-    return any(wanted & set(site.applied) for each in seen for site in each.calls)
+    return any(row.applied & set(site.applied) for each in seen for site in each.calls)
 
 
 def dtype_of(stage: Stage, position: int) -> str:
@@ -184,13 +217,17 @@ def dtype_of(stage: Stage, position: int) -> str:
 
 
 def best_of(to_try: Sequence[Candidate], tried: Mapping[str, RemedyResult]) -> list[Candidate]:
-    """The remedies that helped, the largest gain first; of those that exclude each other the best."""
+    """The remedies that helped, the largest gain first; last those that cost something at each start.
+
+    Of those that exclude each other the best.
+    """
     helped = [
         row
         for row in to_try
         if tried[row.code].verdict == "undecided" and (tried[row.code].percent or 0.0) <= TRIED_PERCENT
     ]
-    helped.sort(key=lambda row: tried[row.code].percent or 0.0)
+    # What costs something at each start takes longest to prove.
+    helped.sort(key=lambda row: (bool(row.remedy.cost), tried[row.code].percent or 0.0))
     firsts = {row.remedy.group or row.code: row for row in reversed(helped)}
     return [row for row in helped if firsts[row.remedy.group or row.code] is row]
 

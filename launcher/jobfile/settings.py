@@ -372,8 +372,11 @@ class Settings:
     """Keyword arguments that calls of torch in the program's own files get instead of those written there:
     `{DataLoader: {num_workers: 2}}`, and likewise `DistributedDataParallel` and `Optimizer`, which is every
     class of `torch.optim`. A keyword that a class doesn't have is left out. `{compile: {}}` compiles the
-    module that is given to DistributedDataParallel, and `{cudnn: {benchmark: true}}` sets the flag of
-    `torch.backends.cudnn` before the program begins. Calls that libraries make stay as they are."""
+    module that is given to DistributedDataParallel, `{autocast: {dtype: bfloat16}}` runs its forward pass
+    under autocast, with outputs in float32, and `{comm_hook: {compress: bf16}}` has gradients compressed.
+    `{cudnn: {benchmark: true}}` sets the flag of `torch.backends.cudnn` before the program begins, and
+    `{matmul: {precision: high}}` the precision of matrix products. Calls that libraries make stay as they
+    are."""
     env: Annotated[Mapping[str, str], values.ENV] = setting(
         {},
         compare="Environments of the program to compare: a list of mappings, each merged into the `env` at "

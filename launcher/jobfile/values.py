@@ -5,6 +5,7 @@ Each function takes the value in the YAML and returns what a `JobSpec` holds, or
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from gpurun.launcher.jobfile.section import InvalidValue, ValueKind, expected, one_of, whole
@@ -547,9 +548,20 @@ MODULE_NAME = "the name of a module"
 MAX_ARGS = 1000
 """Linux takes more, a person writes fewer."""
 
-CALLS = ("DataLoader", "DistributedDataParallel", "Optimizer", "compile", "cudnn")
-"""What of torch a job may change in a program: constructors, `Module.compile`, `torch.backends.cudnn`."""
-CUDNN_FLAGS = ("benchmark", "deterministic")
+CALLS = (
+    *("DataLoader", "DistributedDataParallel", "Optimizer", "compile"),
+    *("autocast", "comm_hook", "cudnn", "matmul"),
+)
+"""What of torch a job may change in a program: constructors, what is given to DDP, and flags."""
+FIXED_CALLS: Mapping[str, Mapping[str, tuple[bool | str, ...]]] = MappingProxyType(
+    {
+        "autocast": {"dtype": ("bfloat16", "float16")},
+        "comm_hook": {"compress": ("bf16", "fp16")},
+        "cudnn": {"benchmark": (True, False), "deterministic": (True, False)},
+        "matmul": {"precision": ("highest", "high", "medium")},
+    }
+)
+"""Those of which only these keywords can be given, each with its values."""
 
 OWN_VARIABLES = frozenset(
     {
@@ -654,12 +666,14 @@ def parse_calls(value: Any) -> dict[str, dict[str, bool | int | float | str]]:
 
 
 def _check_keyword(name: str, keyword: str, item: Any) -> None:
-    if name == "cudnn":
-        if keyword not in CUDNN_FLAGS:
-            hint = did_you_mean(keyword, CUDNN_FLAGS) or f"use {any_of(CUDNN_FLAGS)}"
-            raise InvalidValue(f"cudnn has no flag `{shorten(keyword)}` here", hint)
-        if not isinstance(item, bool):
-            raise expected(f"true or false for cudnn's {keyword}", item, correction(item, bool))
+    if (known := FIXED_CALLS.get(name)) is not None:
+        if keyword not in known:
+            hint = did_you_mean(keyword, known) or f"use {any_of([*known])}"
+            raise InvalidValue(f"{name} has no `{shorten(keyword)}` here", hint)
+        values = known[keyword]
+        if type(item) is not type(values[0]) or item not in values:
+            named = any_of([str(each).lower() if isinstance(each, bool) else each for each in values])
+            raise expected(f"{named} for {keyword} of {name}", item, correction(item, type(values[0])))
     elif not keyword.isidentifier():
         raise expected(f"the name of a keyword argument of {name}", keyword, "such as num_workers")
     elif not isinstance(item, bool | int | float | str):

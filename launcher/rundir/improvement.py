@@ -10,6 +10,8 @@ RemedyVerdict = Literal[
     "kept", "same", "slower", "undecided", "failed", "changes numerics", "other random numbers", "not tried"
 ]
 SCHEMA = 1
+CHANGES_NUMERICS = "it changes numerics: --numerics tries it"
+"""Why a remedy isn't tried."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,10 @@ class RemedyResult:
     """The change of a step's time: of what is kept, against the kept changes without it; else in a trial."""
     ci: Interval | None = None
     why: str = ""
+    start_s: float | None = None
+    """What it costs at each start, in seconds, where that is noticed."""
+    pays_from_steps: int | None = None
+    """From how many steps on it gains more than that."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,7 @@ class CallChange:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     parameters: tuple[str, ...] = ()
     before: str = ""
+    after: str = ""
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,8 @@ class Improvement:
     code: Mapping[str, str] = field(default_factory=dict)
     """The files to change, with a hash of each as it was measured."""
     diff: str = ""
+    numerics: bool = False
+    """Whether what changes numerics was tried, too."""
     complete: bool = False
 
     @property

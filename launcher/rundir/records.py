@@ -118,7 +118,7 @@ class CallSite:
     parameters: tuple[str, ...] = ()
     """Names of the arguments that are passed by position."""
     applied: Mapping[str, bool | int | float | str] = field(default_factory=dict)
-    """Changed arguments; `compile` of the module that is given to DDP."""
+    """Changed arguments; `autocast`, `compile` and `comm_hook` of the module that is given to DDP."""
     skipped: tuple[str, ...] = ()
     """Arguments of the job that mean nothing to this call."""
     count: int = 1

@@ -39,6 +39,7 @@ from gpurun.launcher.errors import SpecError
     is_flag=True,
     help="Also keep what draws random numbers in another order, and trains the same otherwise.",
 )
+@click.option("--numerics", is_flag=True, help="Also try what computes with less precision, such as bf16.")
 @click.option("--write", is_flag=True, help="Apply the change to the program's files, after asking.")
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @click.option("--force", is_flag=True, help="Also outside of a git repository.")
@@ -54,6 +55,7 @@ def improve(
     out: Path | None,
     resume: Path | None,
     allows_others: bool,
+    numerics: bool,
     write: bool,
     yes: bool,
     force: bool,
@@ -84,7 +86,7 @@ def improve(
     if resume is None:
         check_writable(out or Path("runs"))
     given = given_by(words, module, devices, overrides, resume)
-    found, path, error = finished(given, budget_s, out, resume, only_rank, quiet, allows_others)
+    found, path, error = finished(given, budget_s, out, resume, only_rank, quiet, allows_others, numerics)
     if as_json:
         show_json({"improve": found})
     else:
@@ -129,6 +131,7 @@ def finished(
     only_rank: int | None,
     quiet: bool,
     allows_others: bool,
+    numerics: bool,
 ) -> Any:
     """The finished search, its directory, and the error that it ends with; no process of it is left."""
     from gpurun.launcher.processes.guard import split_process
@@ -152,7 +155,9 @@ def finished(
             def say(text: str) -> None:
                 click.echo(text, err=True)
 
-            found, error = run_improve(pools, invocation, budget_s, path, output, say, allows_others)
+            found, error = run_improve(
+                pools, invocation, budget_s, path, output, say, allows_others, numerics
+            )
             return found, path, error
 
 

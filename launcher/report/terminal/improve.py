@@ -3,7 +3,7 @@
 import math
 
 from gpurun.launcher.report.terminal.grid import grid
-from gpurun.launcher.rundir.improvement import Improvement, RemedyResult
+from gpurun.launcher.rundir.improvement import CHANGES_NUMERICS, Improvement, RemedyResult
 from gpurun.launcher.units import (
     format_number,
     format_percent,
@@ -43,6 +43,8 @@ def answer(found: Improvement, name: str) -> list[tuple[str, str]]:
         for each in found.remedies
         if each.verdict == "other random numbers" and (each.percent or 0.0) < 0
     ]
+    if not found.numerics and any(each.why == CHANGES_NUMERICS for each in found.remedies):
+        others.append("--numerics also tries what changes numerics")
     if found.gain is not None and found.gain.percent < 0:
         percent, ci = -found.gain.percent, found.gain.ci
         interval = None if ci is None else (-ci[1], -ci[0])

@@ -69,3 +69,12 @@ def cudnn_flags(wanted: Mapping[str, object]) -> Iterator[None]:
     yield
     for flag, value in before.items():
         setattr(torch.backends.cudnn, flag, value)
+
+
+@contextmanager
+def matmul_precision(wanted: str | None) -> Iterator[None]:
+    """Sets the precision of matrix products in fp32, and what it was at the end."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(wanted or before)
+    yield
+    torch.set_float32_matmul_precision(before)

@@ -15,12 +15,14 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
 from gpurun.launcher.inspect.stacks import is_users
 from gpurun.launcher.rundir.records import CallSite
-from gpurun.launcher.worker.accelerators.cuda import cudnn_flags
+from gpurun.launcher.worker.accelerators.cuda import cudnn_flags, matmul_precision
 
 Value = bool | int | float | str
 NEEDS_WORKERS = {"persistent_workers": False, "prefetch_factor": None, "multiprocessing_context": None}
@@ -31,6 +33,8 @@ _TORCH = f"{os.path.dirname(torch.__file__)}{os.sep}"
 _PASSES_ON = (typing.__file__, __file__)
 """Files whose frames only pass a call on: `DataLoader[int](…)` is called by `typing`."""
 _PLAIN = (bool, int, float, str, type(None))
+AT_DDP = ("autocast", "compile", "comm_hook")
+"""What is changed where a module is given to DDP, by name."""
 MAX_SHOWN = 80
 """Characters of an argument that are noted."""
 MAX_SITES = 1000
@@ -96,10 +100,11 @@ class ProgramCalls:
         """Changes and notes calls from now on; closing the returned stack ends it."""
         hooks = ExitStack()
         hooks.enter_context(cudnn_flags(self.wanted.get("cudnn", {})))
+        precision = self.wanted.get("matmul", {}).get("precision")
+        hooks.enter_context(matmul_precision(None if precision is None else str(precision)))
         for kind in (DataLoader, DistributedDataParallel, *optimizers()):
-            is_wanted = _key_of(kind) in self.wanted
-            is_wanted |= kind is DistributedDataParallel and "compile" in self.wanted
-            if self.notes or is_wanted:
+            keys = (_key_of(kind), *(AT_DDP if kind is DistributedDataParallel else ()))
+            if self.notes or any(key in self.wanted for key in keys):
                 hooks.callback(self._wrap(kind))
         return hooks
 
@@ -120,6 +125,8 @@ class ProgramCalls:
                 if is_own_code(caller):
                     changed = self.changed(kind, signature(), changed)
                 original(made, *changed.args, **changed.kwargs)
+                if compress := changed.applied.get("comm_hook"):
+                    made.register_comm_hook(None, getattr(default_hooks, f"{compress}_compress_hook"))
                 if self.notes:
                     self.note(kind.__name__, made, caller, signature().bind(made, *args, **kwargs), changed)
             finally:
@@ -131,14 +138,13 @@ class ProgramCalls:
     def changed(self, kind: type, signature: inspect.Signature, given: Changed) -> Changed:
         """The arguments of a call from the user's own files."""
         changed = change(signature, given.args, given.kwargs, self.wanted.get(_key_of(kind), {}))
-        if kind is not DistributedDataParallel or (options := self.wanted.get("compile")) is None:
+        wanted = {key: self.wanted[key] for key in AT_DDP if key in self.wanted}
+        if kind is not DistributedDataParallel or not wanted:
             return changed
         module = signature.bind_partial(None, *changed.args, **changed.kwargs).arguments.get("module")
-        is_compiled = getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
-        if is_compiled or not isinstance(module, torch.nn.Module):
-            return replace(changed, skipped=(*changed.skipped, "compile"))
-        module.compile(**options)
-        return replace(changed, applied={**changed.applied, "compile": True})
+        applied = changed_module(module, wanted) if isinstance(module, torch.nn.Module) else {}
+        skipped = (*changed.skipped, *(key for key in wanted if key not in applied))
+        return replace(changed, applied={**changed.applied, **applied}, skipped=skipped)
 
     def note(
         self,
@@ -178,6 +184,33 @@ class ProgramCalls:
                 num_bytes = model()._get_ddp_logging_data()["unused_parameter_size"]  # type: ignore[union-attr]
                 most = max(num_bytes, self.sites[key].unused_bytes or 0)
                 self.sites[key] = replace(self.sites[key], unused_bytes=most)
+
+
+def changed_module(module: torch.nn.Module, wanted: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
+    """Changes the module that is given to DDP; what has been applied, by the name of the call."""
+    applied: dict[str, Value] = {}
+    if (options := wanted.get("autocast")) is not None:
+        applied["autocast"] = options.get("dtype", "bfloat16")
+        device = next((each.device.type for each in module.parameters()), "cpu")
+        cast = torch.autocast(device, getattr(torch, str(applied["autocast"])))
+        module.forward = functools.partial(_in_fp32, cast(module.forward))
+    is_compiled = getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
+    if "compile" in wanted and not is_compiled:
+        module.compile(**wanted["compile"])
+        applied["compile"] = True
+    if (options := wanted.get("comm_hook")) is not None:
+        applied["comm_hook"] = options.get("compress", "bf16")
+    return applied
+
+
+def _in_fp32(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The outputs of a forward pass under autocast as its losses take them, which are computed in fp32."""
+    return tree_map(_float, forward(*args, **kwargs))
+
+
+def _float(value: Any) -> Any:
+    is_low = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if is_low else value
 
 
 def optimizers() -> list[type[torch.optim.Optimizer]]:

@@ -21,7 +21,10 @@ PROGRAM = """
     data = TensorDataset(torch.randn(96, 4))
     loaders = [DataLoader(data, 8, False), DataLoader(data, batch_size=8, num_workers=0), loader_of(data)]
     network = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.1))
+    dtypes = set()
+    network[0].register_forward_hook(lambda *given: dtypes.add(str(given[2].dtype)))
     model = DistributedDataParallel(network, bucket_cap_mb=1)
+    dtypes.add(str(model(torch.randn(2, 4)).dtype))
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     found = {
         "workers": [each.num_workers for each in loaders],
@@ -30,6 +33,9 @@ PROGRAM = """
         "bucket": model.bucket_bytes_cap >> 20,
         "compiled": model.module._compiled_call_impl is not None,
         "cudnn": torch.backends.cudnn.benchmark,
+        "matmul": torch.get_float32_matmul_precision(),
+        "hooks": len(model._comm_hooks),
+        "dtypes": sorted(dtypes),
     }
     with open(os.path.join(os.environ["GPURUN_LAUNCH_DIR"], f"found{dist.get_rank()}.json"), "w") as file:
         json.dump(found, file)
@@ -52,6 +58,9 @@ CALLS = {
     "Optimizer": {"fused": True},
     "compile": {"backend": "eager"},
     "cudnn": {"benchmark": True},
+    "matmul": {"precision": "high"},
+    "autocast": {"dtype": "bfloat16"},
+    "comm_hook": {"compress": "fp16"},
 }
 AS_IT_IS = {
     "workers": [0, 0, 0],
@@ -60,6 +69,9 @@ AS_IT_IS = {
     "bucket": 1,
     "compiled": False,
     "cudnn": False,
+    "matmul": "highest",
+    "hooks": 0,
+    "dtypes": ["torch.float32"],
 }
 CHANGED = {
     "workers": [1, 1, 0],
@@ -68,6 +80,9 @@ CHANGED = {
     "bucket": 100,
     "compiled": True,
     "cudnn": True,
+    "matmul": "high",
+    "hooks": 1,
+    "dtypes": ["torch.bfloat16", "torch.float32"],
 }
 
 

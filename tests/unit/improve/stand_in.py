@@ -52,6 +52,11 @@ class StandIn:
     scatter: float = 1e-9
     """Standard deviation of ln(time) from launch to launch."""
     rng: Random = field(default_factory=lambda: Random(0))
+    starts_s: Mapping[str, float] = field(default_factory=dict)
+    """What a remedy costs at each start."""
+    num_steps: int = 10**6
+    launch_s: float = LAUNCH_S
+    """As long as its first launches let expect."""
     stages: list[tuple[str, list[tuple[str, ...]]]] = field(default_factory=list)
     spent_s: float = 0.0
 
@@ -65,7 +70,10 @@ class StandIn:
 class StandInStage:
     """A run of these sets."""
 
-    def __init__(self, search: "StandInSearch", sets: Sequence[Set], launches: int, is_seeded: bool) -> None:
+    def __init__(
+        self, search: "StandInSearch", sets: Sequence[Set], launches: int, steps: int, is_seeded: bool
+    ) -> None:
+        self.steps = steps
         self.program, self.directory, self.is_seeded = search.program, search.directory, is_seeded
         self.sets = [tuple(row.code for row in chosen) for chosen in sets]
         self.rows = sets
@@ -84,9 +92,15 @@ class StandInStage:
             return SimpleNamespace(status="failed", reason="it hung", step_ms=None)
         step_ms = StepTime(math.exp(fmean(self.logs[str(position)].values())))
         ranks = [SimpleNamespace(span_ms=100.0, input_ms=40.0, exposed_transfer_ms=5.0, exposed_wait_ms=0.0)]
+        own = self.sets[position]
+        wall_s = 3.9 + self.steps * (self.program.ms(own) - self.program.ms(())) / 1000
+        wall_s += sum(self.program.starts_s.get(code, 0.0) for code in own)
         return SimpleNamespace(
-            status="ok", code=self.code, reason=None, step_ms=step_ms, wall_s=3.9, ranks=ranks
+            status="ok", code=self.code, reason=None, step_ms=step_ms, wall_s=wall_s, ranks=ranks
         )
+
+    def num_steps(self, position: int) -> int:
+        return min(self.program.num_steps, self.steps) - 1
 
     @property
     def against_first(self) -> dict[int, Difference]:
@@ -110,7 +124,7 @@ class StandInStage:
             CallSite("DistributedDataParallel", file, 2, True, given={"find_unused_parameters": "True"}),
             CallSite("AdamW", file, 3, True, given={"params": "parameters"}),
         ]
-        applied = {key: 1 for row in self.rows[position] for key in (*row.arguments, row.remedy.call)}
+        applied = {key: 1 for row in self.rows[position] for key in row.applied}
         calls = [replace(each, applied=applied) for each in calls]
         return [Observed(tuple(calls), LOSSES, "float32", self.program.writes)]
 
@@ -122,14 +136,16 @@ class StandInSearch(Search):
     directory: Path
 
     def stage(self, name: str, sets: Sequence[Set], *overrides: str, seeds_steps: bool = False) -> Any:
-        launches = int(re.findall(r"launches: (\d+)", " ".join(overrides))[0])
-        found, self.launch_s = StandInStage(self, sets, launches, seeds_steps), LAUNCH_S
+        launches, steps = map(int, re.findall(r"launches: (\d+), limit: (\d+)", " ".join(overrides))[0])
+        found, self.launch_s = StandInStage(self, sets, launches, steps, seeds_steps), self.program.launch_s
         self.program.stages.append((name, found.sets))
-        self.spent_s = self.program.spent_s = self.spent_s + LAUNCH_S * len(sets) * launches
+        self.spent_s = self.program.spent_s = self.spent_s + self.launch_s * len(sets) * launches
         return found
 
 
-def searched(program: StandIn, directory: Path, budget_s: float = 600.0, allows: bool = False) -> Improvement:
+def searched(
+    program: StandIn, directory: Path, budget_s: float = 600.0, allows: bool = False, numerics: bool = False
+) -> Improvement:
     """What a search finds in a directory of its own."""
     (directory / "train.py").write_text(FILE)
     search = StandInSearch.__new__(StandInSearch)
@@ -140,7 +156,7 @@ def searched(program: StandIn, directory: Path, budget_s: float = 600.0, allows:
         ),
         path=directory / "found", machine=SimpleNamespace(cpu_cores=2, free_cores=None, gpus=()),
         budget_s=budget_s, spent_s=0.0, say=lambda text: None, launch_s=None,
-        allows_other_random_numbers=allows,
+        allows_other_random_numbers=allows, numerics=numerics,
     )  # fmt: skip
     module = "gpurun.launcher.improve.improve"
     with mock.patch(f"{module}.job_devices", return_value=("cpu:0", "cpu:1")):

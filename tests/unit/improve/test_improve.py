@@ -9,8 +9,12 @@ import pytest
 from gpurun.launcher.compare.model import Difference
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.improve.improve import gain_of, shares_of
+from gpurun.launcher.report.terminal.improve import improve_lines
 from gpurun.launcher.rundir.improvement import Improvement, RemedyVerdict
 from tests.unit.improve.stand_in import FILE, FUSED, LOSSES, OTHERS, UNUSED, WORKERS, StandIn, searched
+
+COMPILE = "model.compile()"
+HOOK = "model.register_comm_hook(None, default_hooks.fp16_compress_hook)"
 
 
 def verdict(found: Improvement, code: str) -> RemedyVerdict:
@@ -68,6 +72,19 @@ def test_without_a_cause_the_largest_part_of_a_step_is_said(tmp_path: Path) -> N
     assert searched(StandIn(), tmp_path).why == "computing takes 55 % of a traced step"
 
 
+@pytest.mark.parametrize(("num_steps", "expected"), [(200, "slower"), (10_000, "kept")])
+def test_what_costs_more_at_the_start_than_the_programs_steps_gain_is_not_kept(
+    tmp_path: Path, num_steps: int, expected: str
+) -> None:
+    """18 s pay at 50 ms a step from 360 steps on."""
+    program = StandIn(times={COMPILE: 0.5}, starts_s={COMPILE: 17.98}, num_steps=num_steps)
+    found = searched(program, tmp_path, budget_s=900.0)
+    row = next(each for each in found.remedies if each.code == COMPILE)
+    assert (row.verdict, row.start_s, row.pays_from_steps) == (expected, 18.0, 360)
+    more = ", more than train.py makes" if expected == "slower" else ""
+    assert row.why == f"costs 18 s at each start: pays from 360 steps on{more}"
+
+
 def test_a_conflict_is_a_failure_of_what_gains_least_alone(tmp_path: Path) -> None:
     program = StandIn(times={WORKERS: 0.7, FUSED: 0.9}, fails=lambda codes: {WORKERS, FUSED} <= {*codes})
     found = searched(program, tmp_path)
@@ -99,6 +116,25 @@ def test_a_remedy_that_trains_otherwise_is_never_kept(tmp_path: Path) -> None:
     assert (verdict(found, FUSED), found.kept) == ("changes numerics", [])
 
 
+ROUNDED = tuple(loss * 1.002 for loss in LOSSES)
+
+
+@pytest.mark.parametrize(
+    ("losses", "numerics", "expected"),
+    [(ROUNDED, True, "kept"), (OTHERS, True, "changes numerics"), (ROUNDED, False, "not tried")],
+)
+def test_less_precision_is_kept_where_it_is_asked_for(
+    tmp_path: Path, losses: tuple[float, ...], numerics: bool, expected: str
+) -> None:
+    program = StandIn(times={HOOK: 0.7}, losses={HOOK: losses})
+    found = searched(program, tmp_path, numerics=numerics)
+    assert verdict(found, HOOK) == expected
+    assert ("+model.register_comm_hook(None, default_hooks.fp16_compress_hook)" in found.diff) == (
+        expected == "kept"
+    )
+    assert any("--numerics also tries" in line for line in improve_lines(found, "found")) != numerics
+
+
 @pytest.mark.parametrize(
     ("seeded", "allows", "expected"),
     [(LOSSES, False, "other random numbers"), (LOSSES, True, "kept"), (OTHERS, True, "changes numerics")],
@@ -111,10 +147,10 @@ def test_other_random_numbers_are_shown_by_seeded_steps(
 
 
 def test_without_time_to_prove_anything_the_budget_that_would_do_is_named(tmp_path: Path) -> None:
-    found = searched(StandIn(times={WORKERS: 0.7}), tmp_path, budget_s=50.0)
+    found = searched(StandIn(times={WORKERS: 0.7}, launch_s=4.0), tmp_path, budget_s=60.0)
     assert (verdict(found, WORKERS), found.gain) == ("undecided", None)
     assert found.needs_s is not None
-    assert found.needs_s > 50.0
+    assert found.needs_s > 60.0
     with pytest.raises(SpecError, match="too short to try anything"):
         searched(StandIn(), tmp_path, budget_s=2.0)
 

@@ -23,6 +23,8 @@ def changed(by: float, step: int = 0) -> tuple[float, ...]:
         (changed(2e-5), "float32", "different"),
         (changed(2e-5), "bfloat16", "rounding"),
         (changed(2e-2), "bfloat16", "different"),
+        (changed(0.05, step=2), "bfloat16", "rounding"),
+        (changed(0.2, step=2), "bfloat16", "different"),
         (changed(1e-4, step=2), "float32", "rounding"),
         (changed(1e-2, step=1), "float32", "different"),  # the same loss, another gradient
         ((None, *RUN[1:]), "float32", "unknown"),

@@ -12,6 +12,7 @@ from gpurun.launcher.improve.remedies import (
     candidates,
     merged,
 )
+from gpurun.launcher.rundir.improvement import CHANGES_NUMERICS
 from gpurun.launcher.rundir.records import CallSite
 
 AROUND = Surroundings(is_host=True, spare_cores=1, threads=None, share=1)
@@ -107,6 +108,21 @@ def test_what_needs_a_gpu_is_not_tried_on_cpus() -> None:
     assert [each.code for each in found] == [
         "DataLoader(pin_memory=True)",
         "torch.backends.cudnn.benchmark = True",
+        'torch.set_float32_matmul_precision("high")',
+    ]
+
+
+def test_what_changes_numerics_is_tried_where_that_is_asked_for() -> None:
+    found = [each for each in candidates([DDP], AROUND, SHARES) if each.remedy.changes_numerics]
+    assert [(each.code, each.refusal) for each in found if "CPUs" not in each.refusal] == [
+        ("torch.autocast(dtype=torch.bfloat16)", CHANGES_NUMERICS),
+        ("model.register_comm_hook(None, default_hooks.fp16_compress_hook)", CHANGES_NUMERICS),
+    ]
+    asked = replace(AROUND, numerics=True)
+    tried = [each for each in candidates([DDP], asked, SHARES) if each.remedy.changes_numerics]
+    assert [each.settings for each in tried if not each.refusal] == [
+        {"calls": {"autocast": {"dtype": "bfloat16"}}},
+        {"calls": {"comm_hook": {"compress": "fp16"}}},
     ]
 
 

@@ -9,7 +9,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from gpurun.launcher.worker.program.calls import Changed, ProgramCalls, change, optimizers, shown
+from gpurun.launcher.worker.program.calls import (
+    Changed,
+    ProgramCalls,
+    change,
+    changed_module,
+    optimizers,
+    shown,
+)
 
 LOADER, ADAMW = inspect.signature(DataLoader.__init__), inspect.signature(torch.optim.AdamW.__init__)
 DATA = TensorDataset(torch.arange(8.0))
@@ -121,6 +128,17 @@ def test_cudnn_has_its_flag_until_the_end() -> None:
     with ProgramCalls({"cudnn": {"benchmark": not before}}).watch():
         assert torch.backends.cudnn.benchmark is not before
     assert torch.backends.cudnn.benchmark is before
+
+
+def test_a_module_computes_in_bf16_and_returns_fp32() -> None:
+    module = torch.nn.Linear(4, 4)
+    assert changed_module(module, {"autocast": {}, "comm_hook": {}}) == {
+        "autocast": "bfloat16",
+        "comm_hook": "bf16",
+    }
+    found = module(torch.randn(2, 4))
+    assert found.dtype == torch.float32
+    assert torch.equal(found, found.bfloat16().float())  # it was rounded
 
 
 def test_nothing_is_wrapped_that_isnt_wanted() -> None:
