@@ -274,10 +274,11 @@ _OF_STEP = (
     "[; timed steps take {timed_ms} ms][; without that[ on {without_on}], {saved_ms} ms shorter])"
 )
 _SPENDS = f"[in {{where}} ]{{who}} spends {_OF_STEP}"
+_IN_FUNCTION = "[, for most of it in {function}]"
 _AWAITS = f"[in {{where}} ]{{who}} waits {_OF_STEP}"
 _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
     "input-stall": (
-        f"{_SPENDS} waiting for data",
+        f"{_SPENDS} waiting for data{_IN_FUNCTION}",
         "The device waits for the input pipeline.",
         "Time in which nothing computes while the loop fetches or preprocesses the next batch.",
         "More loader processes (`workers`, `num_workers`), or less work per sample.",
@@ -289,7 +290,8 @@ _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
         "Pin the memory and copy with `non_blocking=True`; else copy less, or on a stream of its own.",
     ),
     "host-bound": (
-        f"{_SPENDS} waiting for the CPU to launch work[, {{latency_ms}} ms of it until that starts]",
+        f"{_SPENDS} waiting for the CPU to launch work[, {{latency_ms}} ms of it until that starts]"
+        f"{_IN_FUNCTION}",
         "The device waits for Python to launch work.",
         "Gaps before the end of the call that launches the next kernel, and up to 20 µs from there.",
         "Larger batches, `torch.compile`, or CUDA graphs.",
@@ -308,15 +310,15 @@ _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
         "Larger batches, fewer operators, or `torch.compile`.",
     ),
     "not-recorded": (
-        f"{_SPENDS} {{case}}",
+        f"{_SPENDS} {{case}}{_IN_FUNCTION}",
         "Time is lost for a reason that these traces don't have.",
         "What the traces would have to record: Python's stacks, launches, the device, other ranks.",
         "Record that: `with_stack=True`, `ProfilerActivity.CPU`, every rank.",
     ),
     "gaps": (
-        f"{_SPENDS} {{case}}[ in {{call}}]",
+        f"{_SPENDS} {{case}}[ in {{call}}]{_IN_FUNCTION}",
         "The device has nothing to do, or works for other steps only, for no reason that the trace names.",
-        "Gaps after the launch of what ends them, or in which the CPU waits in a call; work of other steps.",
+        "Gaps after the launch of what ends them, after the last launch, or in a call; work of other steps.",
         "Look at the timeline: `gpurun view`.",
     ),
     "exposed-transfer": (
@@ -381,6 +383,7 @@ SPENT: Mapping[str, str] = {
     "unknown": "in gaps",
     "gaps": "in gaps",
     "other_steps": "in work of other steps",
+    "tail": "after the last work",
     "unread": "outside of operators",
     "unrecorded": "waiting for the CPU",
     "transfer": "on transfers",
@@ -394,17 +397,26 @@ SPENT: Mapping[str, str] = {
 """How the time of a part of a step is spent, where only its share is named."""
 _ON_PARTS: Mapping[str, Mapping[str, str]] = {
     "input": {
-        "": "raise num_workers, or do less work per sample",
+        "": "let more processes prepare batches (a DataLoader's num_workers), or do less work per sample",
         "-in-job": "raise `workers`, or do less work per sample",
     },
     "copies": {"": "pin the memory and copy with non_blocking=True"},
     "pinned_copies": {"": "copy less, or on another stream while the device computes"},
-    "host": {"": "try larger batches, torch.compile or CUDA graphs"},
+    "host": {
+        "": "try larger batches, torch.compile or CUDA graphs",
+        "-with-compile": "try larger batches or CUDA graphs",
+        "-with-graphs": "try larger batches or torch.compile",
+        "-with-both": "try larger batches",
+    },
     "one_off": {
         "": "trace later steps, after a warm-up: torch.profiler.schedule(wait=5, warmup=3, active=3)",
         "-in-job": "trace later steps: raise `steps.warmup`",
     },
-    "python": {"": "try larger batches, fewer operators, or torch.compile"},
+    "python": {
+        "": "try larger batches, fewer operators, or torch.compile",
+        "-with-compile": "try larger batches, or fewer operators",
+        "-with-both": "try larger batches, or fewer operators",
+    },
     "outside": {
         "": "record the profiler's with_stack=True",
         "-in-job": "`profile: {stacks: true}` shows what runs there",
@@ -439,8 +451,9 @@ _ON_PARTS: Mapping[str, Mapping[str, str]] = {
     },
     "bubble": {"": "try more micro-batches per step, or an interleaved schedule"},
 }
-"""By the part of a step, and to whom it is given: `-in-job` may set the keys of a job, `-balanced` may choose
-no other split, `-alike` is about a rank that has no more to do than others; of transfers also by strategy."""
+"""By the part of a step, what is in use (`-with-…`), and to whom it is given: `-in-job` may set the keys of a
+job, `-balanced` may choose no other split, `-alike` is about a rank that has no more to do than others; of
+transfers also by strategy."""
 ADVICE: Mapping[str, str] = {
     **{
         part.replace("_", "-") + form: f"[{{where}} spends {{percent}} of its step {SPENT[part]}: ]{words}"

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 NOT_RECORDED: Mapping[str, str] = {
     "outside": "outside of operators; the traces lack Python's stacks, which would show why",
+    "in-stacks": "outside of operators",
     "unseen": "outside of operators or in calls for a device, whose work the traces lack",
     "unread": "outside of operators or in calls for a device whose work isn't read",
     "communication": "in communication or waiting for it; the traces lack other ranks, which would show why",
@@ -16,6 +17,7 @@ GAPS: Mapping[str, str] = {
     "gaps": "in gaps between work already launched",
     "waiting": "in gaps in which the CPU is mostly",
     "other-steps": "in work of other steps alone",
+    "tail": "after its last work, when the CPU launches no more",
 }
 """By the part of a step: where its time goes without a reason that the trace names."""
 BY_SHARES: Mapping[str, str] = {
@@ -93,6 +95,8 @@ _OF_ALL: Mapping[str, str] = {
     "no-common-moment": "by their clocks the traces have no moment in common; each is shown from its own "
     "start (traces of different jobs belong in separate directories)",
     "nested-too-deeply": "{num_ranges} ranges are nested too deeply to be shown",
+    "stacks-recorded": "recorded with Python's stacks, which slow the CPU: how long is waited for it may be "
+    "overstated",
     "no-gpu-work": "no GPU work is in the traces of {who}, so it isn't known where their time goes: another "
     "profiler (Nsight, DCGM) may be in use, or the program uses no GPU",
     "traced-short": "traced steps of {who} take {traced_ms} ms, timed ones {timed_ms} ms on average: the "

@@ -1,13 +1,13 @@
 """Where a step's time goes that isn't compute: one engine, for runs and for anybody's traces."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gpurun.launcher.findings.finding import Finding, finding
 from gpurun.launcher.findings.finding_kinds import ADVICE
 from gpurun.launcher.findings.trace_cases import GAPS, NOT_RECORDED
-from gpurun.launcher.trace.model import Saving, StragglerReport
+from gpurun.launcher.trace.model import Remedy, Saving, StragglerReport
 from gpurun.launcher.units import format_ms, listed
 
 MENTION_FROM = 0.05
@@ -35,6 +35,7 @@ Part = Literal[
     "communication",
     "gaps",
     "other_steps",
+    "tail",
     "unknown",
     "unread",
     "unrecorded",
@@ -58,6 +59,7 @@ PARTS: Mapping[Part, str] = {
     "communication": "not-recorded",
     "gaps": "gaps",
     "other_steps": "gaps",
+    "tail": "gaps",
     "unknown": "not-recorded",
     "unread": "not-recorded",
     "unrecorded": "not-recorded",
@@ -70,6 +72,8 @@ PARTS: Mapping[Part, str] = {
 """The kind of finding of each part of a step."""
 OF_HOST: tuple[Part, ...] = ("host", "python", "outside", "unseen", "unread", "unrecorded")
 _WAITS: tuple[Part, ...] = ("split", "straggler", "bubble")
+WITHOUT_ADVICE: tuple[Part, ...] = ("tail",)
+"""Parts whose reason isn't known."""
 EVERY_RANK = "every rank"
 PINNED, OF_DEVICE = "pinned memory", "the device's own memory"
 
@@ -484,7 +488,20 @@ def _awaited_text(cause: Cause) -> str:
     return f"rank {cause.ranks[0]}" if cause.ranks else "the last rank"
 
 
-def advice_for(found: Cause, of_job: bool = False, is_balanced: bool = False, of_transfer: str = "") -> str:
+_WITH: Mapping[Collection[Remedy], str] = {
+    frozenset({"torch.compile"}): "with-compile",
+    frozenset({"CUDA graphs"}): "with-graphs",
+    frozenset({"torch.compile", "CUDA graphs"}): "with-both",
+}
+
+
+def advice_for(
+    found: Cause,
+    of_job: bool = False,
+    is_balanced: bool = False,
+    of_transfer: str = "",
+    in_use: Collection[Remedy] = (),
+) -> str:
     """The case of the advice about a part of a step: in the keys of a job, or in torch's terms for others.
 
     Args:
@@ -492,11 +509,17 @@ def advice_for(found: Cause, of_job: bool = False, is_balanced: bool = False, of
         of_job: whether a job of ours can set its keys.
         is_balanced: whether no other split can be chosen.
         of_transfer: the case of the advice about transfers; by default that of data parallel training.
+        in_use: what isn't advised, as it is in use.
     """
     if found.part == "transfer" and of_transfer:
         return of_transfer
     is_alike = found.part == "straggler" and "other_work_ms" not in found.figures
-    forms = {"balanced": is_balanced or (of_job and is_alike), "alike": is_alike, "in-job": of_job}
+    forms = {
+        _WITH.get(frozenset(in_use), ""): bool(in_use),
+        "balanced": is_balanced or (of_job and is_alike),
+        "alike": is_alike,
+        "in-job": of_job,
+    }
     part = found.part.replace("_", "-")
     cases = (f"{part}-{form}" for form, is_so in forms.items() if is_so)
     return next((case for case in cases if case in ADVICE), part)

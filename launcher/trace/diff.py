@@ -63,7 +63,10 @@ class TraceDiff:
     Then the lengths of the two captures don't matter, and how long a step takes can't be compared.
     """
     classes: tuple[Change, ...]
-    """The parts that add up to the span, with idle time split by cause; per step also the span itself."""
+    """The parts that add up to the span, with idle time split by cause; per step also the span itself.
+
+    `idle_host` holds the time after the last work, too, of which a step has less in a longer capture.
+    """
     kernels: tuple[Change, ...]
     ops: tuple[Change, ...]
     """The operators by time on the GPU; by time on the CPU where no GPU worked."""
@@ -85,7 +88,7 @@ _CLASSES: tuple[tuple[str, Callable[[Breakdown], float]], ...] = (
     ("exposed_wait", lambda each: each.exposed_wait_us),
     ("exposed_memcpy", lambda each: each.exposed_memcpy_us),
     ("other_steps", lambda each: each.other_steps_us),
-    ("idle_host", lambda each: each.idle_by_cause_us.of_launches),
+    ("idle_host", lambda each: each.idle_by_cause_us.of_launches + each.idle_by_cause_us.tail),
     ("idle_one_off", lambda each: each.idle_by_cause_us.one_off),
     ("idle_comm_wait", lambda each: each.idle_by_cause_us.comm_wait),
     ("idle_data", lambda each: each.idle_by_cause_us.data),

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from math import ceil
 from statistics import fmean
 from typing import Any, TypeVar
 
-from gpurun.launcher.findings.finding import Finding, finding, ranked
+from gpurun.launcher.findings.finding import Finding, finding, noticed, ranked
 from gpurun.launcher.findings.trace_cases import BY_SHARES
 from gpurun.launcher.trace.causes import (
     EVERY_RANK,
     MENTION_FROM,
     MOST,
     OF_DEVICE,
+    OF_HOST,
     PINNED,
+    WITHOUT_ADVICE,
     Cause,
     MeasuredRanks,
     Part,
@@ -45,6 +47,8 @@ OWN_OPERATORS = 0.5
 """Share of the operators' time that a thread works, or waits for a core, if it runs most of them."""
 CPU, NOT_READ = "CPU", "not read"
 """How the device of a rank begins whose trace has no GPU work."""
+IN_STACKS = "in-stacks"
+"""The case of time outside of operators where the trace has Python's stacks."""
 Causes = TypeVar("Causes", IdleCauses, HostWhileIdle)
 _OF_ONE_STRETCH = frozenset({"launch_delay_us", "gpu_span_us"})
 _WITHIN_DEVICE = re.compile(r"DtoD|PtoP|Device -> Device|Memset")
@@ -68,13 +72,22 @@ def explain(report: TraceReport, unreplayed: str = "") -> tuple[Finding, ...]:
         bound = ceil(others) if others >= 1 else ceil(10 * others) / 10  # rounded down, it would be too small
         return (_traced(report, percent=_compute_percent(report), most_percent=bound or None),)
     named = [found[0], *(cause for cause in found[1:] if cause.weight >= MENTION_NEXT_FROM)]
+    if first.part in WITHOUT_ADVICE and len(named) == 1:
+        named += [cause for cause in found[1:2] if cause.weight >= MENTION_FROM]
     if any(cause.is_wait for cause in named):
         waits = [cause for cause in found if cause.is_wait and cause.weight >= MENTION_FROM]
         named = [cause for cause in found if cause in named or cause in waits]
     most = max(cause.weight for cause in named)  # the first says most, though another may take more
-    said = [(cause, each) for cause in named for each in _said(cause)]
+    said = [(cause, each) for cause in named for each in _said(cause, report)]
     weighed = (replace(each, weight=most) if cause is first else each for cause, each in said)
-    return ranked((_traced(report, basis=BY_SHARES.get(unreplayed)), *weighed))
+    return ranked((_traced(report, basis=BY_SHARES.get(unreplayed)), *weighed, *_slowed(named, report)))
+
+
+def _slowed(named: Sequence[Cause], report: TraceReport) -> Iterator[Finding]:
+    """Whether recording stacks has made a cause larger."""
+    ranks = [rank.rank for rank in report.ranks if rank.cpu.has_stacks]
+    if ranks and any(cause.part in OF_HOST for cause in named):
+        yield noticed("stacks-recorded", ranks=ranks)
 
 
 def _once(found: Sequence[Cause]) -> Cause | None:
@@ -83,11 +96,13 @@ def _once(found: Sequence[Cause]) -> Cause | None:
     return next((each for each in found if each.part == "one_off" and each.weight >= least), None)
 
 
-def _said(cause: Cause) -> tuple[Finding, ...]:
+def _said(cause: Cause, report: TraceReport) -> tuple[Finding, ...]:
     """A cause, and what to do about it; of waiting for no rank in particular nothing is known."""
-    if cause.part == "straggler" and not cause.ranks:
+    is_unknown = cause.part in WITHOUT_ADVICE or (cause.part == "straggler" and not cause.ranks)
+    if is_unknown or cause.figures.get("case") == IN_STACKS:
         return (cause_finding(cause),)
-    return (cause_finding(cause), advice_finding(cause, advice_for(cause)))
+    in_use = {remedy for rank in report.ranks for remedy in rank.cpu.remedies}
+    return (cause_finding(cause), advice_finding(cause, advice_for(cause, in_use=in_use)))
 
 
 def _traced(report: TraceReport, **figures: Any) -> Finding:
@@ -138,18 +153,21 @@ def trace_causes(report: TraceReport) -> list[Cause]:
         wait_groups=_groups(report, _most_waiting(report)),
     )
     rank, mean = next(each for each in _means(report) if each[0].rank == slowest)
-    found = [_named(cause, rank, mean) for cause in causes(measured)]
+    whole = whole_ranks(report.ranks)
+    found = [_named(cause, rank, mean, _function(cause, rank, whole)) for cause in causes(measured)]
     return with_savings(found, report.savings, len(whole_ranks(report.ranks)))
 
 
-def _named(cause: Cause, rank: RankTrace, mean: Breakdown) -> Cause:
-    """With the call that the CPU is in, how much is latency, and whether this may be a first step."""
-    figures = dict(cause.figures)
+def _named(cause: Cause, rank: RankTrace, mean: Breakdown, function: str | None) -> Cause:
+    """With the call and function that the CPU is in, the latency, and whether this may be a first step."""
+    figures = {**cause.figures, "function": function}
+    if cause.part == "outside" and rank.cpu.has_stacks:
+        figures["case"] = IN_STACKS
     latency_us = mean.idle_by_cause_us.latency
     if cause.part == "host" and figures["who"] != EVERY_RANK and latency_us >= MENTION_FROM * mean.span_us:
         figures["latency_ms"] = latency_us / 1000
-    if cause.part == "gaps" and rank.blocked_in:
-        figures |= {"case": "waiting", "call": rank.blocked_in}
+    if cause.part == "gaps" and rank.cpu.blocked_in:
+        figures |= {"case": "waiting", "call": rank.cpu.blocked_in}
     if cause.part != "one_off":
         return replace(cause, figures=figures)
     if rank.one_off:
@@ -158,6 +176,17 @@ def _named(cause: Cause, rank: RankTrace, mean: Breakdown) -> Cause:
     if len(rank.steps) == 1:
         figures["alone"] = "the only step"
     return replace(cause, figures=figures)
+
+
+_FUNCTIONS: Mapping[Part, str] = {"input": "data", "gaps": "other", **dict.fromkeys(OF_HOST, "host")}
+"""Which of `CpuFacts.functions` a part passes in."""
+
+
+def _function(cause: Cause, rank: RankTrace, ranks: Sequence[RankTrace]) -> str | None:
+    """Python's function around most of what a rank loses; of every rank, where all have the same."""
+    of = ranks if cause.figures["who"] == EVERY_RANK else [rank]
+    found = {each.cpu.functions.get(_FUNCTIONS.get(cause.part, "")) for each in of}
+    return found.pop() if len(found) == 1 else None
 
 
 def _means(report: TraceReport) -> list[tuple[RankTrace, Breakdown]]:
@@ -190,6 +219,7 @@ def _rank_time(rank: RankTrace, mean: Breakdown, parts: _Parts, wait_us: float) 
         "gaps": idle.other,
         "other_steps": mean.other_steps_us,
         "unknown": idle.unknown,
+        "tail": idle.tail,
     }
     if parts.host == "outside":  # calls that issue collectives are operators, too
         lost_us["outside"] = max(0.0, idle.of_launches - mean.host_while_idle_us.op)

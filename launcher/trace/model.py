@@ -7,7 +7,7 @@ apply or can't be determined are `None` (`null`), never 0. Some tables are made 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from gpurun.launcher.findings.finding import Finding, of_level
@@ -219,6 +219,8 @@ class IdleCauses:
     """Work was launched and waited for something else; or the CPU waited in a call, for 1 ms or more."""
     unknown: float
     """The trace doesn't have the launch of the work that came next."""
+    tail: float
+    """After the last work: the CPU launched no more."""
 
     @property
     def of_launches(self) -> float:
@@ -346,6 +348,8 @@ class NameTotals:
     groups: tuple[GroupTotal, ...]
 
 
+Remedy = Literal["torch.compile", "CUDA graphs"]
+"""What shortens the wait for the CPU."""
 RANK_KEY = "gpurunRank"
 """In the header of a trace of ours."""
 
@@ -360,6 +364,21 @@ class RankFacts:
     """CPU time of the thread that steps: the mean over the recorded steps."""
     queue_ns: int = 0
     """Mean nanoseconds of a step that this thread waited for a core; part of its operators' time, too."""
+
+
+@dataclass(frozen=True)
+class CpuFacts:
+    """What a trace shows of the CPU that its device waits for."""
+
+    functions: Mapping[str, str] = field(default_factory=dict)
+    """Python's function, with its place, around most of `of_launches`, named `host`, of `data` and of `other`
+    in `idle_by_cause_us`."""
+    blocked_in: str | None = None
+    """The call in which it is for most of `idle_by_cause_us.other`."""
+    remedies: tuple[Remedy, ...] = ()
+    """The remedies that are in use."""
+    has_stacks: bool = False
+    """Whether Python's functions were recorded, which takes its time."""
 
 
 @dataclass(frozen=True)
@@ -388,8 +407,7 @@ class RankTrace:
 
     Those of the steps, where the trace has any.
     """
-    blocked_in: str | None = None
-    """The call in which the CPU is for most of `idle_by_cause_us.other`."""
+    cpu: CpuFacts = CpuFacts()
     facts: RankFacts | None = None
     """`None` in traces of others, and of `dp`, whose replicas share a process."""
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from gpurun.launcher.trace.model import Breakdown, RankTrace, StepBreakdown
 
 
-SCHEMA = 14
+SCHEMA = 15
 MOST_OPERATORS = 20
 """The number of operators to keep of each rank, the longest ones."""
 

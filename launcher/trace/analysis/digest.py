@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import astuple, dataclass, field, replace
+from functools import reduce
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -26,9 +28,8 @@ from gpurun.launcher.trace.analysis.collectives.local_collectives import (
 )
 from gpurun.launcher.trace.analysis.critical_path import Tasks, task_window, tasks_of
 from gpurun.launcher.trace.analysis.on_request.rank_tables import RankTables, rank_tables
+from gpurun.launcher.trace.analysis.python_functions import LoopFunctions, with_awaited_data
 from gpurun.launcher.trace.analysis.steps import (
-    CAPTURE,
-    COMPILE,
     LONG_GAP_NS,
     LONG_LAUNCH_NS,
     HostStep,
@@ -58,12 +59,19 @@ from gpurun.launcher.trace.analysis.tables import (
     stretches,
 )
 from gpurun.launcher.trace.intervals import EMPTY, Int64, Intervals, union
-from gpurun.launcher.trace.kineto.classify import COMPILED, NEEDS_GPU, WORKING_CALLS, GpuKind, HostKind
+from gpurun.launcher.trace.kineto.classify import (
+    COMPILED,
+    IN_USE,
+    NEEDS_GPU,
+    WORKING_CALLS,
+    GpuKind,
+    HostKind,
+)
 from gpurun.launcher.trace.kineto.columns import Timed, Trace
 from gpurun.launcher.trace.kineto.read_trace import read_trace
 from gpurun.launcher.trace.kineto.trace_file import ReadLimits
 from gpurun.launcher.trace.kineto.writers import devices_not_read, kind_of_events, notes_on_events
-from gpurun.launcher.trace.model import RANK_KEY, RankFacts, Table
+from gpurun.launcher.trace.model import RANK_KEY, CpuFacts, RankFacts, Table
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,10 +152,11 @@ class DeviceQueue:
         its end to the start; and gaps whose launch isn't known.
 
         What was launched before its gap began waits for something else than its launch. A gap that no work
-        ends waits for a call that never comes.
+        ends waits for nothing.
         """
+        gaps = gaps.subtract(self.tail(gaps))
         place = np.searchsorted(self.starts, gaps.ends)
-        begun, done = np.append(self.begun, LOST - 1)[place], np.append(self.done, LOST - 1)[place]
+        begun, done = self.begun[place], self.done[place]
         is_known = begun != LOST
         begun = np.clip(begun, gaps.starts, gaps.ends)
         done = np.clip(done, begun, gaps.ends)
@@ -157,6 +166,10 @@ class DeviceQueue:
             _some(done, np.minimum(done + MAX_LATENCY_NS, gaps.ends), is_known & (done > gaps.starts)),
             _some(gaps.starts, gaps.ends, ~is_known),
         )
+
+    def tail(self, gaps: Intervals) -> Intervals:
+        """The gap that no work ends."""
+        return _some(gaps.starts, gaps.ends, np.searchsorted(self.starts, gaps.ends) == len(self.starts))
 
 
 def _some(starts: Int64, ends: Int64, chosen: NDArray[np.bool_]) -> Intervals:
@@ -184,6 +197,8 @@ class Idle:
     """Work was launched but had not started: it waited for other work. Or the CPU waited in a call."""
     unknown: int
     """The launch of the work that came next isn't known."""
+    tail: int
+    """No work came next."""
 
 
 @dataclass(frozen=True)
@@ -278,30 +293,34 @@ def joined(parts: Sequence[Measure]) -> Measure:
     )
 
 
-def _causes(idle: Intervals, waits: Waits, queue: DeviceQueue | None) -> Idle:
+def idle_parts(idle: Intervals, waits: Waits, queue: DeviceQueue | None) -> dict[str, Intervals]:
+    """Idle time by its cause in `Idle`."""
     data = idle.intersect(waits.data)
     rest = idle.subtract(data)
     comm = rest.intersect(waits.comm)
     rest = rest.subtract(comm)
     before, during, after, lost = (idle, EMPTY, EMPTY, EMPTY) if queue is None else queue.awaited(idle)
-    one_off = rest.intersect(waits.one_off).intersect(before.join(during))
+    tail = EMPTY if queue is None else queue.tail(idle)
+    one_off = rest.intersect(waits.one_off).intersect(before.join(during).join(tail))
     before = rest.intersect(before.subtract(waits.blocked(before)))
     unseen = before.intersect(waits.unrecorded).longer_than(LONG_GAP_NS)
-    host, unrecorded, launching, latency, unknown = (
-        rest.intersect(part).subtract(one_off).length_ns
-        for part in (before.subtract(unseen), unseen, during, after, lost)
-    )
-    return Idle(
-        host=host,
-        unrecorded=unrecorded,
-        launching=launching,
-        latency=latency,
-        one_off=one_off.length_ns,
-        comm_wait=comm.length_ns,
-        data=data.length_ns,
-        other=rest.length_ns - one_off.length_ns - host - unrecorded - launching - latency - unknown,
-        unknown=unknown,
-    )
+    by_cause = {
+        "host": before.subtract(unseen),
+        "unrecorded": unseen,
+        "launching": during,
+        "latency": after,
+        "unknown": lost,
+        "tail": tail,
+    }
+    rest = rest.subtract(one_off)
+    found = {cause: rest.intersect(part) for cause, part in by_cause.items()}
+    for part in found.values():
+        rest = rest.subtract(part)
+    return {**found, "one_off": one_off, "comm_wait": comm, "data": data, "other": rest}
+
+
+def _causes(idle: Intervals, waits: Waits, queue: DeviceQueue | None) -> Idle:
+    return Idle(**{cause: part.length_ns for cause, part in idle_parts(idle, waits, queue).items()})
 
 
 def _host_activity(idle: Intervals, waits: Waits) -> HostActivity:
@@ -433,8 +452,7 @@ class Digest:
     collectives: tuple[LocalCollective, ...]
     one_off: tuple[NameTime, ...]
     """What was done once, longest first."""
-    blocked_in: str | None
-    """The call in which the CPU is for most of the idle time that no other cause has."""
+    cpu: CpuFacts
     names: NameTimes
     """The names of all of the file; of the chosen steps, where steps were chosen."""
     step_names: NameTimes
@@ -482,6 +500,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
     _refuse_empty(trace, path)
     host = host_steps(trace)
     work = launched(trace, host)
+    trace = with_awaited_data(trace, work)
     all_steps = windows(trace, host, work)
     whole = chosen is None
     no_step = len(host) - 1 if whole and is_last_empty(host, work) else None
@@ -519,7 +538,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
         steps=scopes,
         collectives=tuple(each for each in collectives if whole or each.step in kept),
         one_off=tuple(_one_off_times(trace, _within(once, own_steps, total.measure))),
-        blocked_in=picture.blocked_in(total.measure),
+        cpu=_cpu_facts(trace, work, picture, [each.measure for each in scopes or (total,)]),
         names=names[0],
         step_names=names[-1],
         replayed=ReplayedSteps(tuple(x.number for x in own_steps), tasks) if tasks and not why else why,
@@ -532,6 +551,27 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
         facts=_facts(trace),
         show=show,
         tables=rank_tables(trace, work, kept, shown, in_steps, device, tasks, show),
+    )
+
+
+def _all_names(trace: Trace) -> Iterator[str]:
+    return chain(trace.gpu_names, trace.launch_names, trace.op_names, trace.annotation_names)
+
+
+def _cpu_facts(
+    trace: Trace, work: Launched, picture: _GpuPicture | _CpuPicture, shown: Sequence[Measure]
+) -> CpuFacts:
+    """What the CPU does in the idle time that is shown."""
+    starts, ends = (np.array([getattr(each, name) for each in shown]) for name in ("start", "end"))
+    window = union(starts, ends)
+    idle = picture.idle(window)
+    of_launches = reduce(Intervals.join, (idle[cause] for cause in ("host", "launching", "latency")))
+    parts = {"host": of_launches, "data": idle["data"], "other": idle["other"]}
+    return CpuFacts(
+        LoopFunctions.of(trace, work).around(parts, window) if len(trace.functions) else {},
+        picture.blocked_in(idle["other"]),
+        tuple(name for name, shows in IN_USE.items() if any(map(shows.match, _all_names(trace)))),
+        trace.has_stacks,
     )
 
 
@@ -572,11 +612,11 @@ def _within(once: OneOffWork, steps: list[HostStep], total: Measure) -> OneOffWo
     calls = once.calls.where(mine & (once.calls.start < whole[1]))
     start, end = np.maximum(calls.start, whole[0]), np.minimum(calls.end, whole[1])
     calls = replace(calls, start=start, duration=end - start)
-    return OneOffWork(calls, once.compiling.clip(*whole), once.capturing.clip(*whole))
+    return OneOffWork(calls, {name: times.clip(*whole) for name, times in once.ranges.items()})
 
 
 def _one_off_times(trace: Trace, once: OneOffWork) -> list[NameTime]:
-    """Calls by name, torch.compile and the capture of graphs, longest first."""
+    """Calls by name, compiling and the capture of graphs, longest first."""
     rows = [
         NameTime(
             trace.launch_names[name], "one-off", int(mine.sum()), 0, int(once.calls.duration[mine].sum())
@@ -584,7 +624,7 @@ def _one_off_times(trace: Trace, once: OneOffWork) -> list[NameTime]:
         for name in np.unique(once.calls.name).tolist()
         for mine in [once.calls.name == name]
     ]
-    for name, times in ((COMPILE, once.compiling), (CAPTURE, once.capturing)):
+    for name, times in once.ranges.items():
         if num := len(times.starts):
             rows.append(NameTime(name, "one-off", num, 0, times.length_ns))
     return sorted(rows, key=lambda row: -row.host_ns)
@@ -643,13 +683,16 @@ class _GpuPicture:
             found = found.join(before.subtract(self.waits.blocked(before))).join(during).join(after)
         return found
 
-    def blocked_in(self, whole: Measure) -> str | None:
+    def idle(self, window: Intervals) -> dict[str, Intervals]:
+        """When the busiest device is idle, by the cause in `Idle`."""
+        busy, queue = self.everything[self.devices.numbers[0]]
+        return idle_parts(window.subtract(busy), self.waits, queue)
+
+    def blocked_in(self, other: Intervals) -> str | None:
         """The call in which the CPU is for most of the idle time that no other cause has."""
-        idle = self.everything[self.devices.numbers[0]][0].gaps(whole.start, whole.end)
-        idle = idle.intersect(self.waits.blocking).subtract(self.waits.data)
         for name in np.unique(self.blocking.name).tolist():
             calls = self.blocking.where(self.blocking.name == name)
-            if 2 * calls.covered.intersect(idle).length_ns > whole.idle_by_cause.other:
+            if 2 * calls.covered.intersect(other).length_ns > other.length_ns:
                 return str(self.trace.launch_names[name])
         return None
 
@@ -728,7 +771,11 @@ class _CpuPicture:
         """Nothing: the host is what works."""
         return EMPTY
 
-    def blocked_in(self, whole: Measure) -> None:
+    def idle(self, window: Intervals) -> dict[str, Intervals]:
+        """When nothing computes or communicates, by the cause in `Idle`."""
+        return idle_parts(window.subtract(self.activity.busy), self.waits, None)
+
+    def blocked_in(self, other: Intervals) -> None:
         """None: no device waits."""
 
     def total(self, mask: Mask, steps: list[Step], whole: bool) -> Scope:

@@ -64,7 +64,7 @@ def rank_trace(rank: int, view: MatchedRank) -> RankTrace:
         in_steps=_in_steps(view),
         is_cut=digest.is_cut,
         one_off=_names(digest.one_off),
-        blocked_in=digest.blocked_in,
+        cpu=digest.cpu,
         facts=digest.facts,
     )
 

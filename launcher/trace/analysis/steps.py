@@ -25,9 +25,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,7 @@ from gpurun.launcher.trace.kineto.classify import (
     ENDS_CAPTURE,
     LAUNCHING_CALLS,
     ONE_OFF_CALLS,
+    TRITON_COMPILING,
     GpuKind,
     HostKind,
 )
@@ -168,7 +169,7 @@ OFTEN, EVERYWHERE = 10, 0.25
 """Calls of one name, and the share of them in each half of the trace, from which on they recur."""
 OUTLIER = 10
 """Multiple of the median length from which on a call is done once, though others of its name recur."""
-COMPILE, CAPTURE = "torch.compile", "capture of a graph"
+COMPILE, TRITON, CAPTURE = "torch.compile", "Triton's compiler", "capture of a graph"
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,13 +178,12 @@ class OneOffWork:
 
     calls: Spans
     """Names are those of `trace.launch_names`."""
-    compiling: Intervals
-    capturing: Intervals
-    """While a CUDA graph is captured."""
+    ranges: Mapping[str, Intervals]
+    """When torch.compile works, Triton compiles other kernels, or a CUDA graph is captured."""
 
     @cached_property
     def covered(self) -> Intervals:
-        return self.calls.covered.join(self.compiling).join(self.capturing)
+        return reduce(Intervals.join, self.ranges.values(), self.calls.covered)
 
 
 def one_off_work(trace: Trace, steps: list[HostStep]) -> OneOffWork:
@@ -199,11 +199,15 @@ def one_off_work(trace: Trace, steps: list[HostStep]) -> OneOffWork:
         mine = chosen & (calls.name == name)
         if _recurs(calls.start[mine], steps):
             chosen &= ~mine | (calls.duration >= OUTLIER * np.median(calls.duration[mine]))
-    ranges = trace.annotations
-    compiles = np.array([bool(COMPILING.match(name)) for name in trace.annotation_names], dtype=bool)
-    mine = compiles[ranges.name] if len(compiles) else np.zeros(len(ranges), dtype=bool)
-    compiling = union(ranges.start[mine], ranges.end[mine])
-    return OneOffWork(calls.where(chosen), compiling, _capturing(trace))
+    compiling, triton = (_annotated(trace, pattern) for pattern in (COMPILING, TRITON_COMPILING))
+    ranges = {COMPILE: compiling, TRITON: triton.subtract(compiling), CAPTURE: _capturing(trace)}
+    return OneOffWork(calls.where(chosen), ranges)
+
+
+def _annotated(trace: Trace, pattern: re.Pattern[str]) -> Intervals:
+    """The time in ranges whose name matches."""
+    names = [i for i, name in enumerate(trace.annotation_names) if pattern.match(name)]
+    return trace.annotations.where(np.isin(trace.annotations.name, names)).covered
 
 
 def _capturing(trace: Trace) -> Intervals:

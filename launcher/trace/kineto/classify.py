@@ -5,8 +5,11 @@ changed with NCCL 2.19 (`ncclKernel_*`, `ncclDevKernel_*`), and several librarie
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+
+from gpurun.launcher.trace.model import Remedy
 
 
 class GpuKind(IntEnum):
@@ -110,12 +113,23 @@ ONE_OFF_CALLS = re.compile(
 """Calls of a GPU's runtime that a program makes while it starts, and seldom afterwards."""
 COMPILING = re.compile(
     r"(?!CUDAGraph).* \(dynamo_timed\)$"
-    r"|(torch/_dynamo/convert_frame|.*triton/compiler/compiler)\.py\(\d+\): _?compile$"
+    r"|torch/(_dynamo/convert_frame|_inductor/compile_fx)\.py\(\d+\): _?compile(_fx)?(_inner)?$"
 )
 """Ranges, and functions of Python, in which torch.compile works; a graph that it captures is one. Source:
 torch's `_dynamo/utils.py`, `dynamo_timed`, and `_inductor/cudagraph_trees.py`."""
+TRITON_COMPILING = re.compile(r"(.*/)?triton/compiler/compiler\.py\(\d+\): compile$")
+"""Functions of Python in which Triton compiles a kernel: torch.compile's, or the program's own."""
 COMPILED = re.compile(r"Torch-Compiled Region")
 """Operators that enclose what torch.compile has made, and say nothing of what it does."""
+IN_USE: Mapping[Remedy, re.Pattern[str]] = {
+    "torch.compile": re.compile(
+        r"Torch-Compiled Region|(.*:\s)?CompiledFunction(Backward)?$|.*CompiledFxGraph"
+        r"|triton_(_\d|(poi|red|per|tem|for|foreach|mix|split_scan)_).*|.*\(dynamo_timed\)$"
+    ),
+    "CUDA graphs": re.compile(r"(cuda|cu|hip)GraphLaunch"),
+}
+"""Names of what runs where a remedy is in use. Source: torch's `_inductor/codegen/triton.py`, kernels' names;
+`_functorch/_aot_autograd/runtime_wrappers.py`; `_dynamo/eval_frame.py`."""
 OP_CATEGORIES = frozenset({"cpu_op", "Operator", "user_annotation"})
 PYTHON_CATEGORIES = frozenset({"python_function"})
 WAIT_CATEGORIES = frozenset({"cuda_sync"})
@@ -208,7 +222,10 @@ _ANNOTATIONS = re.compile(
 )
 """Operators that enclose work but aren't work: annotations in old traces, and replicas of `dp` on the CPU."""
 
-TELLING = (": preprocess", ": collate_fn", ": fetch", ": compile", ": _compile")
+TELLING = (
+    *(": preprocess", ": collate_fn", ": fetch"),
+    *(": compile", ": _compile", ": compile_fx", ": compile_fx_inner", ": _compile_fx_inner"),
+)
 """How those functions of Python end that `host_kind` knows: looked for first, as there may be millions."""
 
 _LENGTH = re.compile(r"[1-9][0-9]{0,3}")
@@ -251,7 +268,7 @@ def host_kind(category: str, name: str) -> HostKind:
     for kind, pattern in _HOST_NAMES:
         if pattern.match(name):
             return kind
-    if category == "user_annotation" or COMPILING.match(name):
+    if category == "user_annotation" or COMPILING.match(name) or TRITON_COMPILING.match(name):
         return HostKind.ANNOTATION
     return HostKind.OTHER if _ANNOTATIONS.match(name) else HostKind.OP
 

@@ -566,6 +566,9 @@ class Trace:
     annotations: Spans
     """Named ranges: `record_function`, `Optimizer.step#SGD.step`. They enclose work."""
     annotation_names: tuple[str, ...]
+    functions: Spans
+    """Python's functions, but for short calls and built-in ones."""
+    function_names: tuple[str, ...]
     threads: tuple[tuple[str, str], ...]
     """Process and thread as spelled in the file, by the numbers in `thread` of CPU events."""
     streams: tuple[tuple[str, str], ...]

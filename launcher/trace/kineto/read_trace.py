@@ -75,6 +75,8 @@ from gpurun.launcher.trace.kineto.writers import as_kineto
 
 MAX_US = 1 << 63
 """Columns hold no later times."""
+LEAST_FUNCTION_US = 100
+"""Shorter calls of Python's functions are left out: there may be millions."""
 Times = dict[int, tuple[int | None, int | None]]
 
 
@@ -135,6 +137,7 @@ class Reader:
     ops: Columns = field(default_factory=Columns)
     modules: Columns = field(default_factory=Columns)
     annotations: Columns = field(default_factory=Columns)
+    functions: Columns = field(default_factory=Columns)
     ranges: list[HostRange] = field(default_factory=list)
     waits: list[GpuWait] = field(default_factory=list)
     comm_facts: dict[int, CommFacts] = field(default_factory=dict)
@@ -145,6 +148,7 @@ class Reader:
     op_names: NameTable = field(default_factory=lambda: NameTable(host_kind))
     module_names: Numbering = field(default_factory=Numbering)
     annotation_names: Numbering = field(default_factory=Numbering)
+    function_names: Numbering = field(default_factory=Numbering)
     threads: Threads = field(default_factory=Threads)
     streams: Threads = field(default_factory=Threads)
     named_devices: set[Text] = field(default_factory=set)
@@ -187,6 +191,9 @@ class Reader:
         named = [event for event in python if (event.name or "").endswith(TELLING)]
         telling = [event for event in named if host_kind(*_NAME(event)) is not HostKind.OP]
         self._add_ops(*self._timed(telling, times))
+        long = [event for event in python if (event.dur or 0) >= LEAST_FUNCTION_US]
+        functions = [event for event in long if not (event.name or "").startswith((MODULE_PREFIX, "<"))]
+        self._add_functions(*self._timed(functions, times))
 
     def _with_times(self, spans: list[TraceEvent]) -> list[TraceEvent]:
         kept = [event for event in spans if event.ts is not None and event.dur is not None]
@@ -284,6 +291,10 @@ class Reader:
         names = _numbers(self.module_names, modules, len(events))
         self.modules.add(start=start, duration=duration, name=names, thread=self._threads(events))
 
+    def _add_functions(self, events: list[TraceEvent], start: Int64, duration: Int64) -> None:
+        names = _numbers(self.function_names, map(_TEXT, events), len(events))
+        self.functions.add(start=start, duration=duration, name=names, thread=self._threads(events))
+
     def _threads(self, events: list[TraceEvent]) -> NDArray[np.int32]:
         return _numbers(self.threads, map(_PLACE, events), len(events))
 
@@ -322,6 +333,8 @@ class Reader:
             other_categories=self.roles.others,
             annotations=Spans(*_spans(self.annotations)),
             annotation_names=tuple(self.annotation_names),
+            functions=Spans(*_spans(self.functions)),
+            function_names=tuple(self.function_names),
             threads=tuple(self.threads.spelled),
             streams=tuple(self.streams.spelled),
             named_devices=frozenset(str(device) for device in self.named_devices if device is not None),

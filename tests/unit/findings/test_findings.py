@@ -57,7 +57,8 @@ def test_there_are_few_kinds() -> None:
 
 
 PARTS = {part.replace("_", "-") for part in SPENT}
-OF_PARTS = PARTS | {f"{part}-{form}" for part in PARTS for form in ("balanced", "alike", "in-job")}
+FORMS = ("balanced", "alike", "in-job", "with-compile", "with-graphs", "with-both")
+OF_PARTS = PARTS | {f"{part}-{form}" for part in PARTS for form in FORMS}
 """Advice about a part of a step; `advice_for` makes its name."""
 
 

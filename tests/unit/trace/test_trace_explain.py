@@ -195,6 +195,137 @@ def test_a_gap_is_named_by_what_the_cpu_does_in_it(
     assert said in analyse_paths([write(tmp_path / "t.json", [*events, *calls])]).conclusion
 
 
+def python(name: str, start: float, end: float, tid: int = 1) -> Event:
+    return span("python_function", name, start, end - start, tid)
+
+
+LATE = [launch(0, 1, 1), kernel("k", 2, 100, 1), launch(9_000, 5, 2), kernel("k", 9_010, 100, 2)]
+"""The GPU works for 100 µs, and again from 9,010 µs on, when the CPU launches more."""
+LOOP = [python("train.py(3): main", -100, 9_900), python("train.py(9): step", 0, 9_500)]
+
+
+@pytest.mark.parametrize(
+    ("functions", "said"),
+    [
+        (
+            [python("a/tok.py(7): pad", 300, 8_900), python("torch/nn/m.py(1): _call_impl", 350, 8_900)],
+            "launch work, for most of it in pad (a/tok.py:7): try larger",
+        ),
+        ([python("a/tok.py(7): pad", 300, 4_000)], "to launch work: try larger"),
+        ([python("a/tok.py(7): pad", 300, 8_900, tid=2)], "to launch work: try larger"),
+        (
+            [python("torch/optim/sgd.py(7): step", 300, 8_900), python("<built-in method x>", 350, 8_800)],
+            "for most of it in step (torch/optim/sgd.py:7)",
+        ),
+        (
+            [python("d.py(41): preprocess", 300, 8_900), span("cpu_op", "aten::pad", 400, 8_000)],
+            "waiting for data, for most of it in preprocess (d.py:41)",
+        ),
+    ],
+    ids=["most of it", "less", "on another thread", "of a library", "for data"],
+)
+def test_the_function_around_most_of_a_wait_is_named(
+    tmp_path: Path, functions: list[Event], said: str
+) -> None:
+    report = analyse_paths([write(tmp_path / "t.json", [*LATE, *LOOP, *functions])])
+    assert said in report.conclusion
+    assert "main" not in report.conclusion
+    assert ("Python's stacks" in "".join(each.text for each in report.findings)) == ("data" not in said)
+
+
+def test_functions_are_those_of_the_steps(tmp_path: Path) -> None:
+    """Between the steps the CPU is in another one for longer."""
+    events = [*LATE, step(1, 0, 110), step(2, 8_000, 1_200), *LOOP, python("log.py(1): write", 120, 7_990)]
+    events += [python("t.py(5): pad", 8_050, 8_990)]
+    (rank,) = analyse_paths([write(tmp_path / "t.json", events)]).ranks
+    assert rank.cpu.functions == {"host": "pad (t.py:5)"}
+
+
+@pytest.mark.parametrize(
+    ("calls", "said"),
+    [
+        ([], "waiting for the CPU to launch work"),
+        ([python("queue.py(154): get", 200, 8_900)], "waiting for data"),
+        ([python("lib/python3.11/threading.py(320): wait", 200, 4_000)], "for the CPU to launch work"),
+        ([python("queue.py(154): get", 200, 8_900, tid=3)], "waiting for the CPU to launch work"),
+    ],
+    ids=["it doesn't wait", "it waits", "it waits for less", "another one waits"],
+)
+def test_what_another_thread_prepares_is_awaited_only_where_the_launching_one_waits(
+    tmp_path: Path, calls: list[Event], said: str
+) -> None:
+    events = [*LATE, *LOOP, *calls, span("cpu_op", "aten::mm", 8_990, 30)]
+    events.append(python("d.py(1): preprocess", 150, 8_900, 2))
+    assert said in analyse_paths([write(tmp_path / "t.json", events)]).conclusion
+
+
+def test_threads_with_numbers_of_their_own_leave_the_data_awaited(tmp_path: Path) -> None:
+    """Some traces number the threads of calls in another way than those of operators."""
+    data = span("user_annotation", "enumerate(DataLoader)#_X.__next__", 150, 8_750, 7)
+    events = [*LATE, data, span("cpu_op", "aten::mm", 8_990, 30, 7)]
+    assert "waiting for data" in analyse_paths([write(tmp_path / "t.json", events)]).conclusion
+
+
+EVERYTHING = "try larger batches, torch.compile or CUDA graphs"
+COMPILED_KERNEL = [launch(9_200, 5, 3), kernel("triton_poi_fused_add_0", 9_210, 10, 3)]
+GRAPH = [span("cuda_runtime", "cudaGraphLaunch", 9_300, 5, correlation=4), kernel("g", 9_310, 10, 4)]
+
+
+@pytest.mark.parametrize(
+    ("others", "advice"),
+    [
+        ([], EVERYTHING),
+        (COMPILED_KERNEL, "try larger batches or CUDA graphs"),
+        ([called("CompiledFunction", 9_100, 9_120, "cpu_op")], "try larger batches or CUDA graphs"),
+        ([called("Torch-Compiled Region: 0/0", 9_100, 9_120, "cpu_op")], "try larger batches or CUDA graphs"),
+        ([launch(9_200, 5, 3), kernel("_attn_fwd", 9_210, 10, 3)], EVERYTHING),
+        (GRAPH, "try larger batches or torch.compile"),
+        ([*COMPILED_KERNEL, *GRAPH], "try larger batches"),
+    ],
+)
+def test_what_is_in_use_is_not_advised(tmp_path: Path, others: list[Event], advice: str) -> None:
+    events = [*LATE, called("aten::mm", 200, 8_990, "cpu_op"), *others]
+    assert analyse_paths([write(tmp_path / "t.json", events)]).conclusion.endswith(f": {advice}.")
+
+
+def test_time_after_the_last_work_waits_for_no_launch(tmp_path: Path) -> None:
+    """The step ends 700 µs after its work."""
+    work = [launch(0, 5, 1), kernel("k", 10, 200, 1), launch(265, 5, 2), kernel("k", 280, 20, 2)]
+    report = analyse_paths([write(tmp_path / "t.json", [step(1, 0, 1_000), *work])])
+    idle = report.ranks[0].steps[0].idle_by_cause_us
+    assert (idle.tail, idle.host + idle.launching, idle.latency) == (700, 65, 15)
+    causes = {each.part: each for each in trace_causes(report)}
+    assert causes["tail"].lost_ns == 700_000
+    assert causes["host"].saved_ns == pytest.approx(80_000, abs=15_000)
+    assert "70 % of its step (0.700 of 1.00 ms) after its last work, when the CPU launches no more. " in (
+        report.conclusion
+    )
+    assert report.conclusion.endswith("to launch work: try larger batches, torch.compile or CUDA graphs.")
+
+
+def test_a_cpu_with_stacks_lacks_none(tmp_path: Path) -> None:
+    """Whether its thread worked or slept isn't known, but in which function it was."""
+    ops = [span("cpu_op", "aten::mm", 0, 2_000), span("cpu_op", "aten::mm", 8_000, 2_000)]
+    functions = [python("t.py(3): main", -10, 9_999), python("io.py(7): read_all", 2_050, 7_900)]
+    said = analyse_paths([write(tmp_path / "t.json", [*ops, *functions])]).conclusion
+    assert "outside of operators, for most of it in read_all (io.py:7)" in said
+    assert "with_stack" not in said
+
+
+def test_a_kernel_of_triton_is_no_sign_of_compiling(tmp_path: Path) -> None:
+    """Triton compiles a program's own kernels, too: only what torch.compile does is called that."""
+    frames = {
+        "torch.compile": "torch/_inductor/compile_fx.py(1): compile_fx",
+        "Triton's compiler": "triton/compiler/compiler.py(226): compile",
+    }
+    for name, frame in frames.items():
+        events = [*LATE, *LOOP, python(frame, 200, 8_900)]
+        assert f"done once ({name}: 8.70 ms" in analyse_paths([write(tmp_path / "t.json", events)]).conclusion
+    events = [launch(0, 1, 1), kernel("triton_poi_fused_0", 2, 100, 1), *LATE[2:]]
+    said = analyse_paths([write(tmp_path / "t.json", events)]).conclusion
+    assert "torch.compile" not in said
+
+
 def test_what_passes_until_launched_work_starts_is_said_where_it_is_much(tmp_path: Path) -> None:
     """Of each gap of 30 µs, 15."""
     events = [launch(40 * i, 5, i + 1) for i in range(10)]

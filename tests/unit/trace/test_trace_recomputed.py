@@ -20,6 +20,8 @@ NAMES = {"compute": "gemm", "comm": RING, "copies": "Memcpy HtoD (Pageable -> De
 IDS = 1 << 61
 """As large as some writers have them."""
 NEVER = 10**9
+MARKS = -1
+"""The thread of the marks of steps."""
 Span = tuple[int, int]
 
 
@@ -45,7 +47,7 @@ class Drawn:
     work: list[Work] = field(default_factory=list)
     ops: list[tuple[int, int, int]] = field(default_factory=list)
     """Start, end, thread."""
-    data: list[Span] = field(default_factory=list)
+    data: list[tuple[int, int, int]] = field(default_factory=list)
     gloo: list[tuple[int, int, int]] = field(default_factory=list)
 
 
@@ -56,7 +58,11 @@ def draw(chance: random.Random, on_gpu: bool) -> Drawn:
         found.steps.append((at, at + chance.randrange(60)))
         at = found.steps[-1][1] + chance.choice([0, 0, 1, 90])
     begin = chance.randrange(150)
-    found.data = [(begin, begin + chance.randrange(30)) for _ in range(chance.randrange(2))]
+    threads = [MARKS, *range(4)] if on_gpu else [MARKS]
+    found.data = [
+        (begin, begin + chance.randrange(30), threads[begin % len(threads)])
+        for _ in range(chance.randrange(2))
+    ]
     for thread in range(chance.randrange(1, 5)):
         nested(chance, found.ops, 10, 10 + chance.randrange(250), thread, 0)
     if not on_gpu:
@@ -97,7 +103,10 @@ def nested(
 
 def events_of(drawn: Drawn) -> list[Event]:
     events = [step(number % 3, start, end - start) for number, (start, end) in enumerate(drawn.steps)]
-    events += [span("user_annotation", DATA, start, end - start) for start, end in drawn.data]
+    events += [
+        span("user_annotation", DATA, start, end - start, 1 if thread == MARKS else IDS + thread)
+        for start, end, thread in drawn.data
+    ]
     for start, end, thread in drawn.ops:
         events.append(span("cpu_op", f"op {start} {end} {thread}", start, end - start, IDS + thread))
     for start, end, thread in drawn.gloo:
@@ -192,7 +201,7 @@ def counted(drawn: Drawn, own: list[Work], window: Span) -> Counter[str]:
 
 
 def cause(drawn: Drawn, us: int, idle: set[int]) -> str:
-    if any(start <= us < end for start, end in drawn.data):
+    if any(start <= us < end and is_awaited(drawn, thread) for start, end, thread in drawn.data):
         return "data"
     begin = end = us
     while begin - 1 in idle:
@@ -201,7 +210,7 @@ def cause(drawn: Drawn, us: int, idle: set[int]) -> str:
         end += 1
     after = [work for work in drawn.work if work.start >= end]
     if not after:
-        return "host"
+        return "tail"
     following = min(after, key=lambda work: work.start)
     if following.launch is None:
         return "other" if is_earlier(drawn, following) else "unknown"
@@ -211,6 +220,17 @@ def cause(drawn: Drawn, us: int, idle: set[int]) -> str:
     if us < done:
         return "launching"
     return "latency" if begin < done and us < done + 20 else "other"
+
+
+def is_awaited(drawn: Drawn, thread: int) -> bool:
+    """Whether what a thread prepares is awaited: it runs the steps, or launches what computes.
+
+    Unless no thread that launches does anything else.
+    """
+    launching = {each.thread for each in drawn.work if each.launch is not None and each.kind == "compute"}
+    active = {op[2] for op in drawn.ops} | ({MARKS} if drawn.steps else set())
+    loop = launching | ({MARKS} if drawn.steps else set())
+    return not loop or bool(launching and not launching & active) or thread in loop
 
 
 def figures(found: Breakdown) -> Counter[str]:
@@ -228,6 +248,7 @@ def figures(found: Breakdown) -> Counter[str]:
             "idle latency": idle.latency,
             "idle other": idle.other,
             "idle unknown": idle.unknown,
+            "idle tail": idle.tail,
         }
     )
 
@@ -286,7 +307,7 @@ def test_the_cpus_time(tmp_path: Path, seed: int) -> None:
     for found, window in zip(rank.steps, windows(drawn), strict=True):
         sums: Counter[str] = Counter()
         for us in range(*window):
-            data = any(start <= us < end for start, end in drawn.data)
+            data = any(start <= us < end for start, end, _ in drawn.data)
             computes = any(start <= us < end and thread not in in_gloo for start, end, thread in drawn.ops)
             comm = any(start <= us < end for start, end, _ in drawn.gloo)
             sums["compute" if computes and not data else "comm" if comm else "idle"] += 1
