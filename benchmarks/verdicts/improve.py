@@ -17,6 +17,7 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.timing import BIN, machine_facts, record, table
+from tests.unit.improve.simulate import searches
 
 SEED = 4311
 """Of all programs, by their numbers. Nothing was chosen by runs with it."""
@@ -60,6 +61,8 @@ class Drawn:
     remedies: Sequence[Sequence[str]] = ()
     devices: str = "cpu:2"
     env: dict[str, str] = field(default_factory=dict)
+    hurts: Sequence[str] = ()
+    """Remedies that must not be kept."""
 
 
 def slow_dataset(rng: Random) -> Drawn:
@@ -104,9 +107,63 @@ def nothing(rng: Random) -> Drawn:
     )
 
 
+def workers_on_a_full_machine(rng: Random) -> Drawn:
+    """Samples take as much of the cores as the ranks do, one on each core."""
+    text = PROGRAM.format(**PLAIN | {"layers": rng.randint(40, 80), "optimizer": SGD})
+    busy = text.replace("time.sleep(0.0)", f"sum(range({rng.randint(10_000, 30_000)}))")
+    return Drawn(busy, devices=f"cpu:{os.cpu_count()}", hurts=[WORKERS])
+
+
+def workers_for_small_samples(rng: Random) -> Drawn:
+    """A sample takes less time than to hand it over."""
+    values = PLAIN | {"width": rng.randint(8, 32), "optimizer": SGD}
+    return Drawn(PROGRAM.format(**values).replace("time.sleep(0.0)", "pass"), hurts=[WORKERS])
+
+
+def workers_for_few_batches(rng: Random) -> Drawn:
+    """A DataLoader of few batches is made again and again."""
+    text = PROGRAM.format(**PLAIN | {"optimizer": SGD}).replace("1_000_000", str(8 * rng.randint(3, 6)))
+    loader = "DataLoader(Samples(), batch_size=8)"
+    again = f"batches = (batch for _ in range(10**6) for batch in {loader})\nfor batch in batches:"
+    return Drawn(text.replace(f"for batch in {loader}:", again), hurts=[WORKERS])
+
+
+def compile_of_200_steps(rng: Random) -> Drawn:
+    text = PROGRAM.format(**PLAIN | {"layers": rng.randint(40, 80), "optimizer": SGD})
+    return Drawn(text.replace("1_000_000", str(8 * 200)), hurts=["model.compile()"])
+
+
+def one_large_bucket(rng: Random) -> Drawn:
+    """Nothing is sent while gradients are computed."""
+    values = PLAIN | {"width": rng.randint(900, 1100), "layers": 12, "optimizer": SGD}
+    return Drawn(PROGRAM.format(**values), hurts=[f"{BUCKETS}=100"])
+
+
+def copies_of_large_tensors(rng: Random) -> Drawn:
+    """An optimizer for many tensors at once has copies of all of them."""
+    values = PLAIN | {"width": rng.randint(900, 1100), "layers": 6}
+    adam = "Adam(model.parameters(), lr=1e-3)"
+    return Drawn(PROGRAM.format(**values, optimizer=adam), hurts=["Adam(foreach=True"])
+
+
 LOOP = "batch = torch.randn(128, layers[0].in_features)\nwhile True:"
 PLANTED = (slow_dataset, many_parameters, unused, tiny_buckets, one_thread, two_losses)
-CELLS = {"planted": (PLANTED, 24, "2m"), "nothing helps": ((nothing,), 12, "90s")}
+HURTS = (
+    workers_on_a_full_machine, workers_for_small_samples, workers_for_few_batches, compile_of_200_steps,
+    one_large_bucket, copies_of_large_tensors,
+)  # fmt: skip
+CELLS = {
+    "planted": (PLANTED, 24, "2m"),
+    "nothing helps": ((nothing,), 12, "90s"),
+    "hurts": (HURTS, 6, "2m"),
+}
+SIMULATED = 2000
+HELPS = {
+    "DataLoader(num_workers=2, persistent_workers=True)": 0.7,
+    "DistributedDataParallel(find_unused_parameters=False)": 0.75,
+    "AdamW(fused=True)": 0.8,
+}
+"""What helps in simulated searches, with the factor of the time of a step."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +179,8 @@ class Outcome:
     found: int
     """How many of the planted losses."""
     planted: int
+    hurting: int
+    """How many of what hurts were kept."""
     seconds: float
 
 
@@ -152,10 +211,11 @@ def run(cell: str, number: int, seed: int = SEED) -> Outcome:
     found = json.loads(done.stdout)["improve"]
     kept = tuple(each["code"] for each in found["remedies"] if each["verdict"] == "kept")
     hits = sum(any(code.startswith(tuple(names)) for code in kept) for names in program.remedies)
+    hurting = sum(code.startswith(tuple(program.hurts)) for code in kept)
     gain = found["gain"] or {"percent": None, "ci": None}
     return Outcome(
         cell, number, kind, kept, gain["percent"], gain["ci"] and tuple(gain["ci"]), hits,
-        len(program.remedies), round(time.monotonic() - began_s, 1),
+        len(program.remedies), hurting, round(time.monotonic() - began_s, 1),
     )  # fmt: skip
 
 
@@ -188,9 +248,23 @@ def main() -> None:
             own = [each for each in known if (each["cell"], each["kind"]) == (cell, kind.__name__)]
             whole = sum(each["found"] == each["planted"] for each in own) if cell == "planted" else ""
             any_kept = sum(bool(each["kept"]) for each in own)
-            rows.append((kind.__name__.replace("_", " "), budget, str(len(own)), str(whole), str(any_kept)))
-    text = table(("program", "budget", "searches", "all losses found", "anything kept"), rows)
-    record("Improve", text, machine_facts())
+            hurting = sum(each["hurting"] for each in own) if cell == "hurts" else ""
+            name, counts = kind.__name__.replace("_", " "), (whole, any_kept, hurting)
+            rows.append((name, budget, str(len(own)), *map(str, counts)))
+    head = ("program", "budget", "searches", "all losses found", "anything kept", "what hurts kept")
+    record("Improve", f"{table(head, rows)}\n\n{simulated_text()}", machine_facts())
+
+
+def simulated_text() -> str:
+    """How often simulated searches keep what doesn't help, and state an interval that is wrong."""
+    kept = sum(bool(each.kept) for each in searches(SIMULATED, SEED, {}))
+    stated = [each for each in searches(SIMULATED, SEED + 1, HELPS) if each.kept]
+    wrong = sum(not each.covers for each in stated)
+    return (
+        f"Of {SIMULATED:,} simulated searches in which nothing helps, {kept} keep something (goal: ≤ 5 %). "
+        f"Of {SIMULATED:,} in which three remedies help by 20 to 30 %, {len(stated):,} keep something, of "
+        f"which {wrong} state an interval, of the gain or of a remedy, that misses what is true (≤ 5 %)."
+    )
 
 
 if __name__ == "__main__":
