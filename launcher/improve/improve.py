@@ -16,6 +16,7 @@ from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Difference, VariantResult
 from gpurun.launcher.errors import GpurunError, Interrupted, SpecError, VariantError
 from gpurun.launcher.findings.finding import of_level
+from gpurun.launcher.improve.advice import advice_on
 from gpurun.launcher.improve.losses import differ, sameness
 from gpurun.launcher.improve.remedies import (
     AT_DDP,
@@ -147,7 +148,13 @@ def improved(search: Search, start: Improvement, keep: Callable[[Improvement], I
     rows = list(candidates(seen[0].calls if seen else (), around, shares))
     notes = list(notes_on(first))
     start = keep(
-        replace(start, why=why_of(first, shares), notes=tuple(notes), remedies=results(rows, search))
+        replace(
+            start,
+            why=why_of(first, shares),
+            notes=tuple(notes),
+            remedies=results(rows, search),
+            advice=tuple(advice_on(seen[0], search.given.directory)) if seen else (),
+        )
     )
     to_try = [row for row in rows if not row.refusal]
     # There may not be time for all.
@@ -155,7 +162,7 @@ def improved(search: Search, start: Improvement, keep: Callable[[Improvement], I
     if not to_try or not any(first.losses(0)):
         return keep(replace(start, complete=True))
     steps = steps_of_launch(first.of(0))
-    launch_s = seconds_of_launch(first.of(0), steps - first_steps(search))
+    launch_s = seconds_of_launch(first, steps - first_steps(search))
     trials = Trials(search, first, shares, steps, launch_s)
     tried = trials.run(to_try)
     tried |= trials.not_paying(best_of(to_try, tried), tried)
@@ -268,10 +275,11 @@ def steps_of_launch(original: VariantResult) -> int:
     return min(MOST_STEPS, max(LEAST_STEPS, 10 + math.ceil(1000 * TIMED_S / step_ms)))
 
 
-def seconds_of_launch(original: VariantResult, more_steps: int) -> float:
+def seconds_of_launch(first: Stage, more_steps: int) -> float:
     """How long a later launch is expected to take, which makes so many more steps than the first ones."""
-    step_s = (original.step_ms.estimate if original.step_ms else 0.0) / 1000
-    return max(1.0, (original.wall_s or 0.0) + BETWEEN_S + more_steps * step_s)
+    step_ms = first.of(0).step_ms
+    step_s = step_ms.estimate / 1000 if step_ms else 0.0
+    return max(1.0, first.shortest_s + BETWEEN_S + more_steps * step_s)
 
 
 def compared(

@@ -174,14 +174,6 @@ REMEDIES: tuple[Remedy, ...] = (
         source=_DDP,
     ),
     Remedy(
-        "gradients in buckets",
-        DDP,
-        {"gradient_as_bucket_view": True},
-        "work",
-        fits=_isnt("gradient_as_bucket_view", "True"),
-        source=_DDP,
-    ),
-    Remedy(
         "no search for unused parameters",
         DDP,
         {"find_unused_parameters": False},
@@ -216,6 +208,14 @@ REMEDIES: tuple[Remedy, ...] = (
         group="optimizer",
         fits=_isnt("foreach", "True"),
         source=_OPTIM,
+    ),
+    Remedy(
+        "gradients in buckets",
+        DDP,
+        {"gradient_as_bucket_view": True},
+        "work",
+        fits=_isnt("gradient_as_bucket_view", "True"),
+        source=_DDP,
     ),
     Remedy(
         "compile",
@@ -385,7 +385,7 @@ def _refusal(
 ) -> str:
     here = "CPUs" if around.is_host else "GPUs"
     if remedy.on not in ("all", here):
-        return f"it has no effect on {here}"
+        return f"it is for {remedy.on}"
     if remedy.changes_numerics and not around.numerics:
         return CHANGES_NUMERICS
     if site is not None and not site.is_users:

@@ -63,6 +63,12 @@ class Stage:
         found = read_differences(self.run).together(first, others.values())
         return {position: found[name] for position, name in others.items()}
 
+    @property
+    def shortest_s(self) -> float:
+        """The length of its shortest launch; those that are traced take longer."""
+        found = self.run.read_all_events().values()
+        return min(((each[-1].time_ns - each[0].time_ns) / 1e9 for each in found if each), default=0.0)
+
     def num_steps(self, position: int) -> int:
         """The steps of a set's longest launch that all ranks have."""
         return max(steps_of_launches(self.run.read_steps(self.ids[position])).values(), default=0)

@@ -15,6 +15,7 @@ from gpurun.launcher.improve.remedies import (
 )
 from gpurun.launcher.improve.stages import Search, Set, Stage
 from gpurun.launcher.rundir.improvement import (
+    NO_TIME,
     RemedyResult,
     RemedyVerdict,
 )
@@ -53,30 +54,41 @@ class Trials:
         Raises:
             SpecError: the budget has no time for it.
         """
-        # As many as leave time for a proof, but a few in any case.
-        spare_s = self.search.left_s - seconds_to_compare(1, self.launch_s)
-        most_s = SHARE_OF_TRIALS * self.search.budget_s
-        affordable = math.floor(min(most_s, max(spare_s, 3 * self.launch_s)) / self.launch_s)
-        tried, late = list(to_try[: max(0, affordable - 1)]), to_try[max(0, affordable - 1) :]
-        if not tried:
+        found, late, number = dict[str, RemedyResult](), list(to_try), 0
+        began_s = self.search.spent_s
+        while late and (affordable := self.affordable(began_s, is_first=not number)) > 1:
+            tried, late = late[: affordable - 1], late[affordable - 1 :]
+            self.search.say(f"2 of 3: each remedy alone, {len(tried)} of {len(to_try)}")
+            few = len(to_try) <= MOST_TOGETHER and not late
+            launches = affordable // (len(tried) + 1) if few else 1
+            found |= self.stage(f"2-alone{f'-{number}' if number else ''}", tried, launches)
+            number += 1
+        if not found:
             need = budget_text(3 * self.launch_s / SHARE_OF_TRIALS)
             raise SpecError(
                 f"the budget is too short to try anything: a launch takes {self.launch_s:.0f} s; {need}"
             )
-        self.search.say(f"2 of 3: each remedy alone, {len(tried)} in all")
-        few = len(tried) <= MOST_TOGETHER
-        launches = affordable // (len(tried) + 1) if few else 1
-        found = self.stage("2-alone", tried, launches)
-        best = best_of(tried, found)[:MOST_TOGETHER]
-        if best and not few and (again := self.launches_again(len(best))):
+        known = [row for row in to_try if row.code in found]
+        best = best_of(known, found)[:MOST_TOGETHER]
+        if best and len(to_try) > MOST_TOGETHER and (again := self.launches_again(len(best))):
             self.search.say(f"2 of 3: the best {len(best)} of them again")
             found |= self.stage("2-best", best, again)
-        found |= self.with_seeded_steps(tried, found)
-        why = "the budget has no time for it"
+        found |= self.with_seeded_steps(known, found)
         of_late = {
-            row.code: replace(result_of(row, self.search), verdict="not tried", why=why) for row in late
+            row.code: replace(result_of(row, self.search), verdict="not tried", why=NO_TIME) for row in late
         }
         return found | of_late
+
+    def affordable(self, began_s: float, is_first: bool) -> int:
+        """How many launches of trials there is time for, and then for a proof; at first a few in any case.
+
+        Args:
+            began_s: the time that had been spent when the trials began.
+        """
+        launch_s = self.search.launch_s or self.launch_s
+        most_s = SHARE_OF_TRIALS * self.search.budget_s - (self.search.spent_s - began_s)
+        spare_s = self.search.left_s - seconds_to_compare(1, launch_s)
+        return math.floor(min(most_s, max(spare_s, 3 * launch_s if is_first else 0.0)) / launch_s)
 
     def launches_again(self, num: int) -> int:
         """How often so many remedies can be tried again, and still be compared with the program."""

@@ -11,6 +11,7 @@ RemedyVerdict = Literal[
 ]
 SCHEMA = 1
 CHANGES_NUMERICS = "it changes numerics: --numerics tries it"
+NO_TIME = "the budget has no time for it"
 """Why a remedy isn't tried."""
 
 
@@ -44,6 +45,15 @@ class RemedyResult:
 
 
 @dataclass(frozen=True)
+class Advice:
+    """What only the program's author can change; it isn't tried, nor counted."""
+
+    place: str
+    """`train.py:41`."""
+    text: str
+
+
+@dataclass(frozen=True)
 class CallChange:
     """A call to change in a file: what `rewrite.Edit` takes."""
 
@@ -71,6 +81,7 @@ class Improvement:
     remedies: tuple[RemedyResult, ...] = ()
     why: str = ""
     """Where the time of the program's steps goes."""
+    advice: tuple[Advice, ...] = ()
     notes: tuple[str, ...] = ()
     needs_s: float | None = None
     """The budget that would have left time to prove something."""

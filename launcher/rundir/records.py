@@ -129,6 +129,21 @@ class CallSite:
     own record; `None` where it doesn't look for them."""
 
 
+PlaceKind = Literal["wait", "copy", "gradients"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of the user's files at which a rank waits for its GPU or for a copy, or sends gradients."""
+
+    kind: PlaceKind
+    name: str
+    """The method of a tensor that is called there."""
+    file: str
+    line: int
+    count: int
+
+
 @dataclass(frozen=True)
 class Observed:
     """What a rank of a program has done, in `observed.json`; of other ranks in `rankN.observed.json`."""
@@ -139,6 +154,10 @@ class Observed:
     `None`: no finite number, or not computed yet when the program was ended."""
     loss_dtype: str = ""
     """Of the first loss: `float32`. Under autocast most are that, too."""
+    steps: int = 0
+    """Calls of optimizers."""
+    places: tuple[Place, ...] = ()
+    """Looked for in a traced launch."""
     writes: tuple[str, ...] = ()
     """Paths of files and directories that the rank itself has made, changed, renamed or removed, some at
     least; not those of temporary files, of caches, and below the run's directory. Processes that it starts,

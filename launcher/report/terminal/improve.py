@@ -3,7 +3,7 @@
 import math
 
 from gpurun.launcher.report.terminal.grid import grid
-from gpurun.launcher.rundir.improvement import CHANGES_NUMERICS, Improvement, RemedyResult
+from gpurun.launcher.rundir.improvement import CHANGES_NUMERICS, NO_TIME, Improvement, RemedyResult
 from gpurun.launcher.units import (
     format_number,
     format_percent,
@@ -28,6 +28,8 @@ def improve_lines(found: Improvement, name: str) -> list[str]:
     rows = [(each.code, time_text(each), each.verdict, each.place, each.why) for each in found.remedies]
     if rows:
         lines += ["", *grid(("remedy", "time", "verdict", "", ""), rows)]
+    if found.advice:
+        lines += ["", *(f"{each.place}: {each.text}" for each in found.advice)]
     if found.diff:
         lines += ["", *found.diff.splitlines()]
     if found.notes:
@@ -59,6 +61,7 @@ def answer(found: Improvement, name: str) -> list[tuple[str, str]]:
     tried = f"{len(found.tried)} of {plural(num, 'remedy')} tried"
     text = f"nothing is proven to make {found.name} faster{yet}: {tried}"
     is_open = any(each.verdict == "undecided" and each.percent is not None for each in found.tried)
+    is_open |= any(each.why == NO_TIME for each in found.remedies)
     minutes = math.ceil((found.needs_s or 2 * found.budget_s) / 60)
     then = "; ".join((*others, *([f"try --budget {minutes}m"] if is_open else [])))
     return [("Answer", text), ("Why", found.why), ("Next", then if found.complete else resume)]

@@ -93,6 +93,7 @@ class ProgramCalls:
         default_factory=dict
     )
     """The models that look for unused parameters, by place."""
+    _models: list[weakref.ref[DistributedDataParallel]] = field(default_factory=list)
     _begun: set[int] = field(default_factory=set)
     """The objects whose constructors run: an outer class calls that of its base for the same object."""
 
@@ -155,6 +156,8 @@ class ProgramCalls:
         changed: Changed,
     ) -> None:
         """Notes a call, or that the one at this place was made again."""
+        if isinstance(made, DistributedDataParallel) and len(self._models) < MAX_SITES:
+            self._models.append(weakref.ref(made))
         key = (name, caller.f_code.co_filename, caller.f_lineno, caller.f_lasti)
         if (known := self.sites.get(key)) is not None:
             self.sites[key] = replace(known, count=known.count + 1)
@@ -176,6 +179,10 @@ class ProgramCalls:
                 skipped=changed.skipped,
                 num_parameters=sum(len(each["params"]) for each in groups) if groups else None,
             )
+
+    def models(self) -> list[DistributedDataParallel]:
+        """The program's models that average gradients, if calls are noted."""
+        return [model for each in self._models if (model := each()) is not None]
 
     def note_unused(self) -> None:
         """Notes what the last backward passes left unused."""

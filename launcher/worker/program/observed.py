@@ -18,6 +18,7 @@ from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import Observed, ProgramConfig
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.program.calls import ProgramCalls
+from gpurun.launcher.worker.program.places import Places
 from gpurun.launcher.worker.program.seeding import StepSeeds, replaced
 
 MAX_LOSSES = 100
@@ -174,12 +175,14 @@ class Observer:
     calls: ProgramCalls = field(init=False)
     losses: Losses = field(default_factory=Losses)
     writes: Writes = field(init=False)
+    places: Places = field(init=False)
     _num_steps: int = 0
     _written: Observed | None = None
 
     def __post_init__(self) -> None:
         self.calls = ProgramCalls(self.config.calls, notes=self.config.observe)
         self.writes = Writes(self.config.job_dir, self.config.run_dir)
+        self.places = Places(self.calls.models)
 
     def watch(self) -> ExitStack:
         """Does so from now on; closing the returned stack ends it."""
@@ -189,6 +192,8 @@ class Observer:
             hooks.enter_context(StepSeeds(self.rank, self.config.world_size).watch())
         if self.config.observe:
             hooks.enter_context(self.losses.watch())
+            if self.config.profile is not None:
+                hooks.enter_context(self.places.watch())
             hooks.enter_context(self.writes.watch())
             hooks.callback(register_optimizer_step_post_hook(lambda *_: self._stepped()).remove)
         return hooks
@@ -210,6 +215,8 @@ class Observer:
             calls=tuple(self.calls.sites.values()),
             losses=self.losses.values,
             loss_dtype=self.losses.dtype,
+            steps=self._num_steps,
+            places=self.places.found,
             writes=tuple(sorted(self.writes.found)),
         )
         if known != self._written:

@@ -99,6 +99,10 @@ class StandInStage:
             status="ok", code=self.code, reason=None, step_ms=step_ms, wall_s=wall_s, ranks=ranks
         )
 
+    @property
+    def shortest_s(self) -> float:
+        return 3.9
+
     def num_steps(self, position: int) -> int:
         return min(self.program.num_steps, self.steps) - 1
 
@@ -137,9 +141,10 @@ class StandInSearch(Search):
 
     def stage(self, name: str, sets: Sequence[Set], *overrides: str, seeds_steps: bool = False) -> Any:
         launches, steps = map(int, re.findall(r"launches: (\d+), limit: (\d+)", " ".join(overrides))[0])
-        found, self.launch_s = StandInStage(self, sets, launches, steps, seeds_steps), self.program.launch_s
+        found = StandInStage(self, sets, launches, steps, seeds_steps)
         self.program.stages.append((name, found.sets))
-        self.spent_s = self.program.spent_s = self.spent_s + self.launch_s * len(sets) * launches
+        self.spent_s = self.program.spent_s = self.spent_s + self.program.launch_s * len(sets) * launches
+        self.launch_s = None if name.startswith("1") else self.program.launch_s
         return found
 
 

@@ -10,7 +10,7 @@ from gpurun.launcher.compare.model import Difference
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.improve.improve import gain_of, shares_of
 from gpurun.launcher.report.terminal.improve import improve_lines
-from gpurun.launcher.rundir.improvement import Improvement, RemedyVerdict
+from gpurun.launcher.rundir.improvement import NO_TIME, Improvement, RemedyVerdict
 from tests.unit.improve.stand_in import FILE, FUSED, LOSSES, OTHERS, UNUSED, WORKERS, StandIn, searched
 
 COMPILE = "model.compile()"
@@ -66,6 +66,19 @@ def test_the_budget_is_kept_and_is_enough_for_the_best(tmp_path: Path, budget_s:
     found = searched(program, tmp_path, budget_s)
     assert program.spent_s <= budget_s
     assert len(found.kept) == num if budget_s >= 300 else found.kept
+
+
+def test_where_launches_are_shorter_than_expected_more_is_tried(tmp_path: Path) -> None:
+    program = StandIn(times={WORKERS: 0.7}, launch_s=1.0)
+    found = searched(program, tmp_path, budget_s=38.0)
+    assert [name for name, _ in program.stages][1:3] == ["2-alone", "2-alone-1"]
+    assert [each.code for each in found.kept] == [WORKERS]
+
+
+def test_where_there_was_no_time_for_all_a_larger_budget_is_proposed(tmp_path: Path) -> None:
+    found = searched(StandIn(launch_s=4.0), tmp_path, budget_s=30.0)
+    assert any(each.why == NO_TIME for each in found.remedies)
+    assert any("try --budget 1m" in line for line in improve_lines(found, "found"))
 
 
 def test_without_a_cause_the_largest_part_of_a_step_is_said(tmp_path: Path) -> None:
