@@ -187,7 +187,8 @@ def improved(search: Search, start: Improvement, keep: Callable[[Improvement], I
         kept = [row for row in chosen if verdicts[row.code].verdict == "kept"]
         if kept == chosen:
             if is_proven(last):
-                return keep(concluded(search, start, rows, tried | verdicts, chosen, first, last))
+                start = keep(concluded(search, start, rows, tried | verdicts, chosen, first, last))
+                return keep(replace(start, then=then_most(search, chosen, launch_s), complete=True))
             break
         # What is kept so far is proven only by launches without the rest.
         tried |= {code: each for code, each in verdicts.items() if each.verdict != "kept"}
@@ -384,8 +385,17 @@ def concluded(
             *homeless,
             *(f"write it yourself: {text}" for row in kept if (text := not_written(row))),
         ),
-        complete=True,
     )
+
+
+def then_most(search: Search, kept: Sequence[Candidate], launch_s: float) -> str:
+    """What takes most of a step with what is kept, in a traced launch; empty: there is no time for it."""
+    if search.left_s < 2 * launch_s:
+        return ""
+    search.say("3 of 3: what then takes most of a step")
+    size = (f"steps={{launches: 1, limit: {first_steps(search)}}}", f"profile.steps={TRACED}", "until=fixed")
+    stage = search.stage("4-kept", [tuple(kept)], *size)
+    return why_of(stage, shares_of(stage.of(0)))
 
 
 def not_written(row: Candidate) -> str:

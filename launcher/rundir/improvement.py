@@ -81,6 +81,8 @@ class Improvement:
     remedies: tuple[RemedyResult, ...] = ()
     why: str = ""
     """Where the time of the program's steps goes."""
+    then: str = ""
+    """Likewise with what is kept."""
     advice: tuple[Advice, ...] = ()
     notes: tuple[str, ...] = ()
     needs_s: float | None = None

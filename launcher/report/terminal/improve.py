@@ -54,7 +54,8 @@ def answer(found: Improvement, name: str) -> list[tuple[str, str]]:
         less = f"{format_percent(percent, interval)} less time per step than {found.name} as it is{within}"
         start = " ".join(f"{key}={value}" for key, value in found.env.items())
         write = f"{resume} --write applies the change" if found.diff else ""
-        parts = (write, f"start with {start}" if start else "", *others)
+        then = f"then {found.then}" if found.then else ""
+        parts = (write, f"start with {start}" if start else "", then, *others)
         kept = f"{len(found.kept)} of {plural(len(found.tried), 'remedy')} kept"
         return [("Faster", f"{less}: {kept}"), ("Why", found.why), ("Next", "; ".join(filter(None, parts)))]
     yet = "" if found.complete else " yet"

@@ -81,6 +81,20 @@ def test_a_program_that_writes_where_its_launches_meet_is_refused(tmp_path: Path
     assert json.loads((tmp_path / "found/improve.json").read_text())["complete"] is False
 
 
+def test_gradients_that_accumulation_sends_each_time_are_advised_on_by_line(tmp_path: Path) -> None:
+    """There is no time to try anything, but the program was seen."""
+    once = "    model(batch).pow(2).mean().backward()\n"
+    parts = "    for part in batch.chunk(2):\n        model(part).pow(2).mean().backward()\n"
+    twice = SLOW.replace("time.sleep(0.003)", "pass").replace(once, parts)
+    write(tmp_path, "train.py", twice)
+    gpurun(tmp_path, "improve", "train.py", "--devices", "cpu:2", "--out", "found", "--budget", "1s").ended(2)
+    (advice,) = json.loads((tmp_path / "found/improve.json").read_text())["advice"]
+    lines = (tmp_path / "train.py").read_text().splitlines()
+    line = next(number for number, text in enumerate(lines, 1) if "backward()" in text)
+    assert advice["place"] == f"train.py:{line}"
+    assert advice["text"].startswith("2 backward passes for each step send gradients")
+
+
 def test_the_search_of_another_user_is_not_continued_nor_written(tmp_path: Path) -> None:
     """What it says would be run, and put into files."""
     found = tmp_path / "found"

@@ -130,7 +130,7 @@ class StandInStage:
         ]
         applied = {key: 1 for row in self.rows[position] for key in row.applied}
         calls = [replace(each, applied=applied) for each in calls]
-        return [Observed(tuple(calls), LOSSES, "float32", self.program.writes)]
+        return [Observed(tuple(calls), LOSSES, "float32", writes=self.program.writes)]
 
 
 class StandInSearch(Search):
