@@ -76,6 +76,8 @@ MOST_FIRST = 2
 SHARE_OF_FIRST = 0.6
 """The share of the time that is left, where what drops out may have to be left out or replaced."""
 CHANGED = "has changed since it was measured"
+MARGIN = 1.25
+"""How much longer than the shortest of the first launches a later one may take."""
 BETWEEN_S = 0.5
 """From the end of a launch to the beginning of the next."""
 
@@ -280,7 +282,7 @@ def seconds_of_launch(first: Stage, more_steps: int) -> float:
     """How long a later launch is expected to take, which makes so many more steps than the first ones."""
     step_ms = first.of(0).step_ms
     step_s = step_ms.estimate / 1000 if step_ms else 0.0
-    return max(1.0, first.shortest_s + BETWEEN_S + more_steps * step_s)
+    return max(1.0, MARGIN * (first.shortest_s + BETWEEN_S + more_steps * step_s))
 
 
 def compared(

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gpurun.launcher.errors import SpecError, unwritable
+from gpurun.launcher.machine.accelerators import ACCELERATORS
 from gpurun.launcher.machine.git import top_directory, uninterrupted
 from gpurun.launcher.rundir.files import replacing
 
@@ -34,7 +35,10 @@ CODE_OR_COMMENT = re.compile(r"#[^\r\n]*|[^\s\\]")
 REST_OF_LINE = re.compile(r"[ \t\f]*(?:#[^\r\n]*)?(?=[\r\n])")
 SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return)
 """Statements before which a line runs as often as they do: none of the headers of `while`, `elif`, `case`."""
-ITSELF = ("to", "cuda", "cpu", "float", "double", "half", "bfloat16", "train", "eval", "requires_grad_")
+ITSELF = (
+    *("to", "float", "double", "half", "bfloat16", "train", "eval", "requires_grad_"),
+    *(kind.name for kind in ACCELERATORS.values()),
+)
 """Methods of a module that return it. Source: torch/nn/modules/module.py."""
 MAYBE_NOT_RUN = (ast.BoolOp, ast.IfExp, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 """Expressions whose parts run under a condition, later, or with names of their own."""

@@ -19,9 +19,9 @@ from gpurun.launcher.worker.program.seeding import replaced
 
 READS = ("item", "tolist", "cpu", "__bool__", "__float__", "__int__")
 """Methods of a tensor that return what it holds, once its device has computed it."""
-COPIES = ("to", "cuda")
 _OWN = f"{os.path.dirname(__file__)}{os.sep}"
-_GPUS = frozenset(row.name for row in gpu_kinds())
+_GPUS = tuple(row.name for row in gpu_kinds())
+COPIES = ("to", *_GPUS)
 MAX_PLACES = 100
 
 
