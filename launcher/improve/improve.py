@@ -172,9 +172,10 @@ def improved(search: Search, start: Improvement, keep: Callable[[Improvement], I
     launch_s = search.launch_s or launch_s
     chosen, waiting, number = list[Candidate](), best_of(to_try, tried), 1
     while chosen or (waiting and number <= MOST_FIRST):
-        size = search.left_s / (launch_s * LAUNCHES_TO_DECIDE)
+        with_start_s = launch_s + (tried[(chosen or waiting)[0].code].start_s or 0.0)
+        size = search.left_s / (with_start_s * LAUNCHES_TO_DECIDE)
         if size < 2:
-            start = replace(start, needs_s=search.spent_s + seconds_to_compare(1, launch_s))
+            start = replace(start, needs_s=search.spent_s + seconds_to_compare(1, with_start_s))
             break
         # All of them, the program as it is, and all without each.
         room = min(MOST_TOGETHER, max(1, math.floor(SHARE_OF_FIRST * size) - 2))

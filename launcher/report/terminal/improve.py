@@ -59,8 +59,8 @@ def answer(found: Improvement, name: str) -> list[tuple[str, str]]:
         kept = f"{len(found.kept)} of {plural(len(found.tried), 'remedy')} kept"
         return [("Faster", f"{less}: {kept}"), ("Why", found.why), ("Next", "; ".join(filter(None, parts)))]
     yet = "" if found.complete else " yet"
-    tried = f"{len(found.tried)} of {plural(num, 'remedy')} tried"
-    text = f"nothing is proven to make {found.name} faster{yet}: {tried}"
+    tried = f": {len(found.tried)} of {plural(num, 'remedy')} tried" if num else ""
+    text = f"nothing is proven to make {found.name} faster{yet}{tried}"
     is_open = any(each.verdict == "undecided" and each.percent is not None for each in found.tried)
     is_open |= any(each.why == NO_TIME for each in found.remedies)
     minutes = math.ceil((found.needs_s or 2 * found.budget_s) / 60)

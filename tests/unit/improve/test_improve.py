@@ -82,6 +82,13 @@ def test_where_there_was_no_time_for_all_a_larger_budget_is_proposed(tmp_path: P
     assert any("try --budget 1m" in line for line in improve_lines(found, "found"))
 
 
+def test_a_search_that_has_only_begun_says_nothing_of_remedies() -> None:
+    assert improve_lines(Improvement(1, "train.py", 60.0), "found") == [
+        "Answer   nothing is proven to make train.py faster yet",
+        "Next     gpurun improve --resume found",
+    ]
+
+
 def test_without_a_cause_the_largest_part_of_a_step_is_said(tmp_path: Path) -> None:
     assert searched(StandIn(), tmp_path).why == "computing takes 55 % of a traced step"
 
