@@ -326,7 +326,7 @@ def judged(
         base = replace(tried[row.code], verdict="undecided", percent=None, why=why)
         without = 1 if len(chosen) == 1 else 2 + position
         if together.status not in MEASURED or trains not in SAME:
-            # A conflict: what gained least goes first.
+            # A conflict: the last goes first, which gained least or costs something at each start.
             is_last = position == len(chosen) - 1
             why = f"together with the others: {together.reason or _LOSSES.get(trains, '')}"
             verdict: RemedyVerdict = "failed" if is_last else "kept"
