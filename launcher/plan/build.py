@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from gpurun.launcher.errors import MachineError, Problem, SpecError
 from gpurun.launcher.grouping import grouped
@@ -79,18 +80,20 @@ def build_plan(
     nodes: Sequence[Node] = (),
     gate: GatePlan | None = None,
     chosen: Collection[str] = (),
+    sets: Sequence[Mapping[str, Any]] = (),
 ) -> Plan:
     """All that a run of this job on this machine, or on these nodes, will do.
 
     With a gate, every variant is there twice, once for each version of the code; both are launched in turns.
-    With `chosen`, ids of what a search has found, these are all variants.
+    With `chosen`, ids of what a search has found, these are all variants; with `sets`, the job with these
+    settings.
 
     Raises:
         SpecError: the job makes no sense on these devices, or its plan would be too large.
         MachineError: the machine lacks what the job asks for.
     """
     assumed, notes = assume_batch(spec, machine, nodes)
-    expansion = expand(assumed, machine, nodes, with_own=bool(chosen))
+    expansion = expand(assumed, machine, nodes, with_own=bool(chosen), sets=sets)
     expansion = _only(expansion, chosen) if chosen else expansion
     groups = _groups(expansion.variants)
     baseline = expansion.baseline

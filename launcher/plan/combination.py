@@ -58,6 +58,7 @@ def combinations(
     num_local: int,
     with_own: bool = False,
     unknown: frozenset[Path] = frozenset(),
+    sets: Sequence[Mapping[str, Any]] = (),
 ) -> Iterator[Combination]:
     """Every combination of what varies, the last key fastest; the job itself where nothing varies.
 
@@ -66,10 +67,14 @@ def combinations(
         num_local: those of the first node, which are all that a strategy of one process can use.
         with_own: whether to add the job's own setting, which may not be one of them.
         unknown: places of values that can't be relied on.
+        sets: values of settings; these are all combinations, in place of what is under `compare`.
 
     Raises:
         SpecError: there are too many.
     """
+    if sets:
+        yield from (_combination(spec, dict(stated), num_devices, num_local) for stated in sets)
+        return
     lists = spec.compare.lists()
     total = math.prod(len(values) for values in lists.values())
     if total > MAX_COMBINATIONS:

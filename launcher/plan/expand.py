@@ -4,9 +4,9 @@ Each refusal names the key to change and the reason.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from gpurun.launcher.errors import MachineError, Problem, SpecError
@@ -422,17 +422,22 @@ class Expansion:
 
 
 def expand(
-    spec: JobSpec, machine: MachineLike, nodes: Sequence[Node] = (), with_own: bool = False
+    spec: JobSpec,
+    machine: MachineLike,
+    nodes: Sequence[Node] = (),
+    with_own: bool = False,
+    sets: Sequence[Mapping[str, Any]] = (),
 ) -> Expansion:
     """The variants of a job on this machine, which of them is the baseline, and what a person should know.
 
     With `with_own` the job's own setting is one of them, and the baseline unless the job names another one.
+    With `sets` of settings, these are the combinations.
 
     Raises:
         SpecError: no combination can be, there are too many, or the baseline is not one variant.
         MachineError: the machine has fewer devices than the job asks for.
     """
-    judged = judge(Draft(spec), machine, nodes, with_own)
+    judged = judge(Draft(spec), machine, nodes, with_own, sets)
     if judged.problems:
         raise SpecError(*in_order([*judged.lacking, *judged.problems], file_of(spec)))
     if judged.lacking:
@@ -474,7 +479,13 @@ class Judged:
     refused: Refused = field(default_factory=list)
 
 
-def judge(draft: Draft, machine: MachineLike, nodes: Sequence[Node] = (), with_own: bool = False) -> Judged:
+def judge(
+    draft: Draft,
+    machine: MachineLike,
+    nodes: Sequence[Node] = (),
+    with_own: bool = False,
+    sets: Sequence[Mapping[str, Any]] = (),
+) -> Judged:
     """Everything that is wrong with a job on this machine, as far as its values are known.
 
     Raises:
@@ -485,7 +496,9 @@ def judge(draft: Draft, machine: MachineLike, nodes: Sequence[Node] = (), with_o
     if NUMBER not in wished.unknown:
         judged.problems += find_misfits(draft, judged.devices)
     unknown = draft.without(judged.problems).unknown.union((name,) for name in wished.unknown)
-    _judge_all(judged, draft.spec, machine, nodes, with_own, unknown | _following(draft.spec, unknown))
+    unknown |= _following(draft.spec, unknown)
+    wanted = partial(combinations, draft.spec, with_own=with_own, unknown=unknown, sets=sets)
+    _judge_all(judged, draft.spec, machine, nodes, wanted)
     if not (judged.built or judged.is_open):
         judged.problems += _nothing_left(draft.spec, judged.refused)
     return judged
@@ -522,13 +535,12 @@ def _judge_all(
     spec: JobSpec,
     machine: MachineLike,
     nodes: Sequence[Node],
-    with_own: bool,
-    unknown: frozenset[Path],
+    wanted_of: Callable[[int, int], Iterable[Combination]],
 ) -> None:
     devices, machines = judged.devices, nodes or (machine,)
     share = cores_per_device(devices, machine, nodes)
     num_local = sum(node_of_device(device) == 0 for device in devices)
-    for wanted in combinations(spec, len(devices), num_local, with_own, unknown):
+    for wanted in wanted_of(len(devices), num_local):
         case = _JudgedCombination(wanted, devices, machines, spec.min_local_batch)
         if refused := tuple(refusals(case)):
             judged.refused.append((wanted, refused))

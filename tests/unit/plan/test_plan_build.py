@@ -48,6 +48,17 @@ def test_splits_share_one_launch() -> None:
     assert launch.variants == ("ddp-2-even", "ddp-2-48-16", "ddp-2-7-1")
 
 
+def test_sets_of_settings_are_the_variants_in_place_of_what_is_compared() -> None:
+    """However many keys they change, there are no more variants than sets."""
+    keys = {"workers": 2, "compile": True, "bucket_mb": 100, "static_graph": True, "optimizer": "fused"}
+    sets = [{}, *({key: value} for key, value in keys.items()), keys]
+    plan = build_plan(spec_of(compare={"strategy": ["ddp", "dp"]}, until="fixed"), CPU, sets=sets)
+    assert len(plan.variants) == len(sets)
+    assert [variant.varied for variant in plan.variants] == sets
+    assert plan.variant(plan.baseline).varied == {}
+    assert (plan.variants[-1].workers, plan.variants[-1].bucket_mb) == (2, 100)
+
+
 def test_batches_and_micro_batches_share_one_launch() -> None:
     plan = build_plan(spec_of(compare={"global_batch": [64, 32], "accumulate": [1, 2]}), CPU)
     assert len({launch.group for launch in plan.launches}) == 1
