@@ -143,6 +143,8 @@ def launch_config_for(
         ablation_rounds=ablation_rounds(spec, launch),
         draw=str(run_dir),
         collective_timeout_s=spec.timeout_s + COLLECTIVE_MARGIN_S,
+        observe=plan.observe,
+        seeds_steps=plan.seeds_steps,
         address=plan.address,
         device_names=first.devices,
         block_ms=accelerator_of(first.devices[0]).block_ms,

@@ -424,9 +424,9 @@ class Plan:
     crowding: float = 1.0
     """CPU devices per core where there are more of them than cores: so much longer everything takes."""
     observe: bool = False
-    """Whether the ranks of programs write what they do: calls, losses and files."""
+    """Whether the ranks write what they do: losses, and of programs calls and files."""
     seeds_steps: bool = False
-    """Whether the random numbers of programs are seeded anew in every step and for every sample."""
+    """Whether random numbers are seeded anew in every step and for every sample."""
     gate: GatePlan | None = None
     """Set where two versions of the code are compared; then every launch belongs to one of them."""
 

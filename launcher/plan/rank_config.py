@@ -48,6 +48,10 @@ class LaunchConfig(Settings):
     """The seed of the order of blocks: differs between runs, and is the same on all nodes."""
     collective_timeout_s: float = 900.0
     """After how long torch gives up a collective: later than the command ends the launch."""
+    observe: bool = False
+    """Whether the first losses of each variant are recorded, and which keys have an effect."""
+    seeds_steps: bool = False
+    """Whether random numbers are seeded anew in every step and for every sample."""
     address: str = LOOPBACK
     """The address at which rank 0 listens: the loopback interface, unless other nodes have to reach it."""
     device_names: tuple[str, ...] = ()

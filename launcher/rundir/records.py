@@ -100,12 +100,16 @@ class ProgramConfig:
         return self.variants[0].id
 
 
+WORKLOAD = "workload"
+"""The name of a workload's only site: its `given` are keys of the job that have an effect on it."""
+
+
 @dataclass(frozen=True)
 class CallSite:
     """A place at which a program calls a constructor of torch; what it passes is that of the first call."""
 
     name: str
-    """`DataLoader`, `DistributedDataParallel`, or the class of the optimizer."""
+    """`DataLoader`, `DistributedDataParallel`, or the class of the optimizer; `WORKLOAD` of a workload."""
     file: str
     line: int
     """Of the statement in the caller that runs."""
@@ -146,7 +150,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Observed:
-    """What a rank of a program has done, in `observed.json`; of other ranks in `rankN.observed.json`."""
+    """What a rank of a program has done, in `observed.json`; of other ranks in `rankN.observed.json`.
+
+    Of a workload, in the facts of a launch: the losses are those of the global batch.
+    """
 
     calls: tuple[CallSite, ...] = ()
     losses: tuple[float | None, ...] = ()
@@ -406,6 +413,8 @@ class VariantFacts:
     its content. Empty where there was none, and in older runs."""
     gradient_warning: str | None = None
     """The warning that the gradient isn't the reference's, by how much, and the likely reason."""
+    observed: Observed | None = None
+    """What the workload is trained with, and its losses, where the plan asks for them."""
     parameter_error: Number | None = None
     """Relative difference of the parameters after 5 steps to those of one device; `None` where each rank
     updates all of them, so that the gradient says it."""

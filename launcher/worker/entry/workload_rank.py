@@ -29,9 +29,11 @@ from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.meters.gpu_load import LoadMeter, load_meter
 from gpurun.launcher.worker.micro_benchmark import ProbeRounds, site_of
 from gpurun.launcher.worker.profiling import open_block
+from gpurun.launcher.worker.program.seeding import StepSeeds
 from gpurun.launcher.worker.training.balanced_split import resolve_balanced
 from gpurun.launcher.worker.training.gradient_check import check_gradients, model_warnings
 from gpurun.launcher.worker.training.load_workload import load_workload
+from gpurun.launcher.worker.training.observed import observe
 from gpurun.launcher.worker.training.timed_rounds import (
     TimedRounds,
     TraceRequests,
@@ -83,6 +85,8 @@ def run_launch(journal: Journal) -> None:
     config, rank = journal.config, journal.rank
     journal.enter("start")
     torch.set_num_threads(config.threads)
+    if config.seeds_steps:
+        StepSeeds(rank, config.world_size).watch()  # for as long as the rank lives
     if rank >= config.world_size:  # the variants that needed this rank aren't measured any more
         journal.enter("done")
         return
@@ -163,6 +167,8 @@ def turn_of(config: LaunchConfig, journal: Journal, peers: Peers, block: Control
     is_first = config is journal.config or not journal.config.takes_turns
     config = resolve_balanced(config, trainer, clock, own_peers, journal)
     check(trainer, config, journal)
+    if config.observe:
+        observe(trainer, config, journal, own_peers)
     requests = TraceRequests(config, rank, block, answers=is_of_all and is_first)
     load = load_of(config, rank)
     return Turn(config, TimedRounds(config, trainer, clock, own_peers, journal, device, requests, load))

@@ -98,6 +98,7 @@ class Trainer:
         if config.compile:
             compile_in_place(self.model, len(config.variants), compile_threads(device, config.threads))
         blocks = tuple(blocks_of(self.model, workload.blocks))
+        self.has_blocks = bool(blocks)
         self.lacks_blocks = config.checkpointing != "none" and not blocks
         checkpoint_blocks(blocks, config.checkpointing)
         self.strategy = strategy_of(self.model, config, rank, Hints(bool(self.trial.unused), blocks))

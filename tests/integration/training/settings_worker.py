@@ -18,9 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gpurun import Workload
 from gpurun.launcher.rundir.records import VariantConfig
 from gpurun.launcher.strategies import STRATEGIES
+from gpurun.launcher.worker.base.process_group import GroupPeers
 from gpurun.launcher.worker.strategies.ddp import Ddp
 from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.gradient_check import check_gradients
+from gpurun.launcher.worker.training.observed import first_losses
 from gpurun.launcher.worker.training.trainer import Trainer
 from tests.integration.ranks import in_group
 from tests.integration.training.gradient_worker import IN_PROCESSES, adam, config, few_of, workload
@@ -139,6 +141,19 @@ def layers_and_optimizers(rank: int) -> dict[str, dict[str, Any]]:
     return found
 
 
+def losses(rank: int) -> dict[str, list[Any]]:
+    """The first losses of each strategy, with splits and settings that train alike, and those again."""
+    found: dict[str, list[Any]] = {}
+    even = VariantConfig("even", (128, 128), 2)
+    for strategy, change in itertools.product(IN_PROCESSES, CHANGES[-1:]):
+        trainer = Trainer(blocks(), replace(config(strategy, 2, (even, UNEVEN)), **change), rank)
+        for variant in (even, UNEVEN, even):
+            values, dtype = first_losses(trainer, variant, GroupPeers())
+            found.setdefault(strategy, []).append([*values, dtype])
+        trainer.close()
+    return found
+
+
 class Names(TorchDispatchMode):
     """Names of the operators that run within it."""
 
@@ -157,5 +172,6 @@ def main(rank: int, directory: Path) -> None:
             "collectives": collectives(rank),
             "ddp": ddp_settings(rank),
             "layers": layers_and_optimizers(rank),
+            "losses": losses(rank),
         }
     (directory / f"{rank}.json").write_text(json.dumps(results))

@@ -14,9 +14,11 @@ from torch.nn import functional as F
 from gpurun import Workload
 from gpurun.launcher.rundir.records import BalanceConfig, VariantConfig
 from gpurun.launcher.strategies import IN_JOBS
+from gpurun.launcher.worker.base.process_group import Peers
 from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.gradient_check import check_gradients
 from gpurun.launcher.worker.training.memory_estimate import estimate, estimate_of, refusal
+from gpurun.launcher.worker.training.observed import NUM_LOSSES, first_losses
 from gpurun.launcher.worker.training.trainer import Trainer
 from tests.integration.ranks import run_ranks
 from tests.integration.training import gradient_worker as worker
@@ -146,6 +148,19 @@ def test_ranks_communicate_as_often_as_the_settings_say(settings: list[dict[str,
             "fsdp {'reshard': False}": gathers + scatters,
         }
     ] * 2
+
+
+def test_the_first_losses_are_those_of_the_whole_batch_on_one_device(settings: list[dict[str, Any]]) -> None:
+    """Whatever the strategy and the split, and again afterwards: weights are as before."""
+    variant = VariantConfig("alone", (256,), 1)
+    trainer = Trainer(settings_worker.blocks(), worker.config("single", 1, (variant,)), 0)
+    expected, dtype = first_losses(trainer, variant, Peers())
+    assert (len(set(expected)), dtype) == (NUM_LOSSES, "float64")
+    for found in settings:
+        for strategy, several in found["losses"].items():
+            assert [each.pop() for each in several] == ["float64"] * 3, strategy
+            assert several == [pytest.approx(expected, rel=1e-12)] * 3, strategy
+            assert several[0] == several[2], strategy
 
 
 def test_ddp_has_the_options_that_the_settings_say(settings: list[dict[str, Any]]) -> None:

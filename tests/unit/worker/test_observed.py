@@ -1,0 +1,60 @@
+"""Which keys of a job have an effect on a workload."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo  # the first optimizer imports it, and that sets an environment variable
+from torch import nn
+
+from gpurun import Workload
+from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.rundir.records import VariantConfig
+from gpurun.launcher.worker.training.observed import given_to
+from gpurun.launcher.worker.training.trainer import Trainer
+from tests.launches import launch_config
+
+OPTIMIZER = {"optimizer": "'default'", "foreach": "None", "fused": "None"}
+ALWAYS = {"compile": "False", "threads": "1"}
+SAMPLES = [(torch.ones(1, 8, 8), torch.zeros(())) for _ in range(16)]
+
+
+def linear(**more: Any) -> Workload:
+    return Workload(nn.Linear(4, 1), lambda size, generator: (torch.ones(size, 4), torch.zeros(size, 1)),
+                    nn.functional.mse_loss, **more)  # fmt: skip
+
+
+def images(num_workers: int) -> Workload:
+    model = nn.Sequential(nn.Conv2d(1, 1, 3), nn.Flatten(), nn.Linear(36, 1), nn.Flatten(0))
+    loss = nn.functional.mse_loss
+    return Workload(model, loss=loss, dataset=SAMPLES, num_workers=num_workers)
+
+
+def layers() -> Workload:
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    return Workload(model, lambda size, generator: (torch.ones(size, 4),) * 2, nn.functional.mse_loss)
+
+
+@pytest.mark.parametrize(
+    ("workload", "options", "expected"),
+    [
+        (linear(), {}, ALWAYS | OPTIMIZER),
+        (linear(), {"optimizer": "fused"}, ALWAYS | OPTIMIZER | {"optimizer": "'fused'", "foreach": "False",
+                                                                "fused": "True"}),
+        (linear(optimizer=lambda p: torch.optim.RMSprop(p)), {},
+         ALWAYS | {"optimizer": "'default'", "foreach": "None"}),
+        (linear(optimizer=lambda p: torch.optim.LBFGS(p)), {}, ALWAYS),
+        (layers(), {"checkpointing": "full"}, ALWAYS | OPTIMIZER | {"checkpointing": "'full'"}),
+        (images(0), {},
+         ALWAYS | OPTIMIZER | {"workers": "0", "channels_last": "False", "cudnn_benchmark": "False"}),
+        (images(0), {"workers": 1, "prefetch": 3},
+         ALWAYS | OPTIMIZER
+         | {"workers": "1", "prefetch": "3", "channels_last": "False", "cudnn_benchmark": "False"}),
+    ],
+)  # fmt: skip
+def test_keys_that_have_an_effect_are_given_with_their_values(
+    tmp_path: Path, workload: Workload, options: dict[str, Any], expected: dict[str, str]
+) -> None:
+    config = launch_config(VariantConfig("v", (4,), 1), **options)
+    assert dict(given_to(Trainer(workload, config, 0), config, RunDir(tmp_path))) == expected
