@@ -1,8 +1,8 @@
-"""Does `gpurun improve` find a loss that was planted in a program, and nothing where there is none?
+"""Does `gpurun improve` find a loss that was planted in a program or workload, and nothing where none is?
 
 `python -m benchmarks.verdicts.improve DIRECTORY [--only CELL …] [--minutes M]` runs the searches that
 DIRECTORY lacks, at most for M minutes, and writes the section "Improve". It can be interrupted and repeated.
-With another `--seed` it draws other programs, to build with, and writes no section.
+With another `--seed` it draws others, to build with, and writes no section.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from benchmarks.timing import BIN, machine_facts, record, table
 from tests.unit.improve.simulate import searches
 
 SEED = 4311
-"""Of all programs, by their numbers. Nothing was chosen by runs with it."""
+"""Of all programs and workloads, by their numbers. Nothing was chosen by runs with it."""
 PROGRAM = """
 import time, torch, torch.distributed as dist
 from torch import nn
@@ -46,6 +46,43 @@ for batch in DataLoader(Samples(), batch_size={batch}):
     model(batch).pow(2).mean().backward()
     optimizer.step()
 """
+WORKLOAD = """
+import time, torch
+from torch import nn
+from gpurun import Workload
+
+class Samples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1_000_000
+
+    def __getitem__(self, index):
+        time.sleep({delay_s})
+        generator = torch.Generator().manual_seed(index)
+        return torch.randn({width}, generator=generator), torch.zeros({width})
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear({width}, {width}, bias=False) for _ in range({layers}))
+        self.idle = nn.Linear(2, 2) if {idle} else None
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        return x
+
+def batch(size, generator):
+    return torch.randn(size, {width}, generator=generator), torch.zeros(size, {width})
+
+def build():
+    optimizer = lambda parameters: torch.optim.{optimizer}
+    return Workload(Model(), loss=nn.functional.mse_loss, optimizer=optimizer, {data})
+"""
+JOB = "workload: train.py:build\ndevices: {devices}\nglobal_batch: {batch}\n{key}\n"
+OF_WORKLOADS = {
+    "delay_s": 0.0, "width": 16, "layers": 4, "idle": False, "data": "batch=batch", "batch": 16,
+    "devices": "cpu:2", "key": "", "optimizer": "SGD(parameters, lr=0.01)",
+}  # fmt: skip
 PLAIN = {"delay_s": 0.0, "width": 16, "layers": 4, "ddp": "", "batch": 8}
 SGD, ADAM = "SGD(model.parameters(), lr=0.01)", "Adam(model.parameters(), lr=1e-3, foreach=False)"
 WORKERS, OPTIMIZER, THREADS = "DataLoader(num_workers", "Adam(", "OMP_NUM_THREADS="
@@ -55,7 +92,7 @@ BUCKETS = "DistributedDataParallel(bucket_cap_mb"
 
 @dataclass(frozen=True)
 class Drawn:
-    """A program, and the remedies of which one has to be kept; none: nothing helps."""
+    """A program or workload, and the remedies of which one has to be kept; none: nothing helps."""
 
     text: str
     remedies: Sequence[Sequence[str]] = ()
@@ -63,6 +100,8 @@ class Drawn:
     env: dict[str, str] = field(default_factory=dict)
     hurts: Sequence[str] = ()
     """Remedies that must not be kept."""
+    job: str = ""
+    """Of a workload."""
 
 
 def slow_dataset(rng: Random) -> Drawn:
@@ -146,14 +185,53 @@ def copies_of_large_tensors(rng: Random) -> Drawn:
     return Drawn(PROGRAM.format(**values, optimizer=adam), hurts=["Adam(foreach=True"])
 
 
+def workload(remedies: Sequence[str], **values: object) -> Drawn:
+    """One with a loss that these remedies end."""
+    values = OF_WORKLOADS | values
+    return Drawn(WORKLOAD.format(**values), [remedies], job=JOB.format(**values))
+
+
+def slow_samples(rng: Random) -> Drawn:
+    delay_s = round(rng.uniform(0.001, 0.004), 4)
+    return workload(("workers: ",), delay_s=delay_s, data="dataset=Samples()")
+
+
+def plain_optimizer(rng: Random) -> Drawn:
+    optimizer = "Adam(parameters, lr=1e-3, foreach=False)"
+    return workload(("optimizer: ",), layers=rng.randint(150, 300), optimizer=optimizer)
+
+
+def idle_parameters(rng: Random) -> Drawn:
+    """Which DDP looks for in each step."""
+    return workload(("static_graph: ",), layers=rng.randint(150, 300), idle=True)
+
+
+def small_buckets(rng: Random) -> Drawn:
+    return workload(("bucket_mb: ",), layers=rng.randint(40, 80), width=512, key="bucket_mb: 1")
+
+
+def one_thread_each(rng: Random) -> Drawn:
+    values = {"width": rng.randint(600, 900), "batch": 256, "layers": 3}
+    return workload(("threads: ",), devices="cpu:1", key="threads: 1", **values)
+
+
+def checkpointed(rng: Random) -> Drawn:
+    values = {"width": rng.randint(300, 500), "batch": 128, "layers": rng.randint(8, 16)}
+    return workload(("checkpointing: ",), key="checkpointing: full", **values)
+
+
 LOOP = "batch = torch.randn(128, layers[0].in_features)\nwhile True:"
 PLANTED = (slow_dataset, many_parameters, unused, tiny_buckets, one_thread, two_losses)
+IN_WORKLOADS = (
+    slow_samples, plain_optimizer, idle_parameters, small_buckets, one_thread_each, checkpointed,
+)  # fmt: skip
 HURTS = (
     workers_on_a_full_machine, workers_for_small_samples, workers_for_few_batches, compile_of_200_steps,
     one_large_bucket, copies_of_large_tensors,
 )  # fmt: skip
 CELLS = {
     "planted": (PLANTED, 24, "2m"),
+    "planted in workloads": (IN_WORKLOADS, 10, "2m"),
     "nothing helps": ((nothing,), 12, "90s"),
     "hurts": (HURTS, 6, "2m"),
 }
@@ -185,7 +263,7 @@ class Outcome:
 
 
 def drawn(cell: str, number: int, seed: int = SEED) -> tuple[str, Drawn]:
-    """The program with this number."""
+    """The program or workload with this number."""
     kinds = CELLS[cell][0]
     kind = kinds[number % len(kinds)]
     return kind.__name__, kind(Random(f"{seed}/{cell}/{number}"))
@@ -196,7 +274,10 @@ def run(cell: str, number: int, seed: int = SEED) -> Outcome:
     kind, program = drawn(cell, number, seed)
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "train.py").write_text(program.text)
-        line = [f"{BIN}/gpurun", "improve", "train.py", "--devices", program.devices, "--json", "--quiet"]
+        what = ["job.yaml"] if program.job else ["train.py", "--devices", program.devices]
+        line = [f"{BIN}/gpurun", "improve", *what, "--json", "--quiet"]
+        if program.job:
+            (Path(directory) / "job.yaml").write_text(program.job)
         began_s = time.monotonic()
         done = subprocess.run(
             [*line, "--budget", CELLS[cell][2], "--out", "found"],
@@ -240,19 +321,22 @@ def main() -> None:
             with file.open("a") as lines:
                 lines.write(json.dumps(outcome) + "\n")
             print(json.dumps(outcome), flush=True)
-    if options.seed != SEED:
-        return
     rows = []
     for cell, (kinds, _, budget) in CELLS.items():
         for kind in kinds:
             own = [each for each in known if (each["cell"], each["kind"]) == (cell, kind.__name__)]
-            whole = sum(each["found"] == each["planted"] for each in own) if cell == "planted" else ""
+            is_planted = cell.startswith("planted")
+            whole = sum(each["found"] == each["planted"] for each in own) if is_planted else ""
             any_kept = sum(bool(each["kept"]) for each in own)
             hurting = sum(each["hurting"] for each in own) if cell == "hurts" else ""
             name, counts = kind.__name__.replace("_", " "), (whole, any_kept, hurting)
             rows.append((name, budget, str(len(own)), *map(str, counts)))
     head = ("program", "budget", "searches", "all losses found", "anything kept", "what hurts kept")
-    record("Improve", f"{table(head, rows)}\n\n{simulated_text()}", machine_facts())
+    text = table(head, rows)
+    if options.seed == SEED:
+        record("Improve", f"{text}\n\n{simulated_text()}", machine_facts())
+    else:
+        print(text)
 
 
 def simulated_text() -> str:
