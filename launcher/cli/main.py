@@ -44,7 +44,7 @@ GROUPS: dict[str, dict[str, Entry]] = {
         "trace": Entry("traces", "trace", "Show where the time goes in Kineto traces."),
     },
     "Compare and decide": {
-        "improve": Entry("improve", "improve", "Try every remedy on a script; keep what is proven to help."),
+        "improve": Entry("improve", "improve", "Try every remedy on a script or job; keep what is proven."),
         "tune": Entry("job", "tune", "Find the fastest of hundreds of combinations, in minutes."),
         "gate": Entry("gate", "gate", "Is the code slower than at another commit? For CI."),
         "diff": Entry("traces", "diff", "Compare two runs, or two directories of traces."),

@@ -1,1 +1,1 @@
-"""`gpurun improve`: remedies tried on a program; the proven ones are handed over as a change of it."""
+"""`gpurun improve`: remedies tried on a program or workload; the proven ones are handed over as a change."""

@@ -1,9 +1,9 @@
-"""`gpurun improve` from the program to the proven change, as ordinary runs one after the other.
+"""`gpurun improve` from a program or job to the proven change, as ordinary runs one after the other.
 
-The first shows the calls that the program makes, where the time of its steps goes, its losses and what it
-writes. The second tries each remedy alone, in few launches; nothing is claimed of these. The last compares
-all that helped with the program as it is, and with itself without each of them: what is said of the kept
-changes comes from its launches, which took part in no choice.
+The first shows the calls that a program makes or the keys that act on a workload, where the time of its steps
+goes, its losses and what it writes. The second tries each remedy alone, in few launches; nothing is claimed
+of these. The last compares all that helped with the program as it is, and with itself without each of them:
+what is said of the kept changes comes from its launches, which took part in no choice.
 """
 
 import math
@@ -17,6 +17,7 @@ from gpurun.launcher.compare.model import Difference, VariantResult
 from gpurun.launcher.errors import GpurunError, Interrupted, SpecError, VariantError
 from gpurun.launcher.findings.finding import of_level
 from gpurun.launcher.improve.advice import advice_on
+from gpurun.launcher.improve.job_keys import with_keys
 from gpurun.launcher.improve.losses import differ, sameness
 from gpurun.launcher.improve.remedies import (
     AT_DDP,
@@ -25,8 +26,9 @@ from gpurun.launcher.improve.remedies import (
     Part,
     Surroundings,
     candidates,
+    merged,
 )
-from gpurun.launcher.improve.rewrite import Edit, diff_text, line_to_write, rewritten
+from gpurun.launcher.improve.rewrite import Edit, NoPlaceError, diff_text, line_to_write, rewritten
 from gpurun.launcher.improve.stages import Search, Set, Stage
 from gpurun.launcher.improve.trials import (
     _LOSSES,
@@ -41,6 +43,7 @@ from gpurun.launcher.improve.trials import (
     seconds_to_compare,
 )
 from gpurun.launcher.inspect.stacks import file_hash
+from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.machine.git import top_directory
 from gpurun.launcher.machine.host import inspect_machine
@@ -110,21 +113,16 @@ def run_improve(
         VariantError: the program fails as it is.
     """
     spec = load_invocation(given)
-    if not spec.kind.runs_program:
-        raise SpecError("`gpurun improve` runs a program; `gpurun tune` finds a workload's fastest settings")
-    if lists := spec.compare.lists():
-        raise SpecError(f"`gpurun improve` starts from one setting: remove `compare` ({', '.join(lists)})")
-    if spec.is_on_nodes:
-        raise SpecError("`gpurun improve` runs on one machine: set `nodes: 1`")
+    if wrong := refusals(spec):
+        raise SpecError(*wrong)
     record = path / "improve.json"
     known = read_json(record, Improvement) if record.exists() else None
     if known is not None and known.complete:
         return known, None
-    name = str(spec.program)
     budget_s = known.budget_s if known else budget_s or BUDGET_S
     numerics = known.numerics if known else numerics
-    found = Improvement(SCHEMA, name, budget_s, numerics=numerics)
     search = Search(given, spec, inspect_machine(), path, budget_s, pools, output, say)
+    found = Improvement(SCHEMA, search.name, budget_s, numerics=numerics)
     search.allows_other_random_numbers, search.numerics = allows_other_random_numbers, numerics
 
     def keep(now: Improvement) -> Improvement:
@@ -139,6 +137,20 @@ def run_improve(
         return improved(search, found, keep), None
     except Interrupted as ended:
         return found, Interrupted(ended.cause, kept=True)
+
+
+def refusals(spec: JobSpec) -> list[str]:
+    """Why a job can't be improved; none where it can."""
+    lists = ", ".join(spec.compare.lists())
+    is_max = spec.global_batch == "max"
+    reasons = {
+        f"`gpurun improve` starts from one setting: remove `compare` ({lists}), or take what the job says "
+        "above it: --set compare=null": bool(lists),
+        "`gpurun improve` runs on one machine: set `nodes: 1`": spec.is_on_nodes,
+        "`gpurun improve` needs a number for `global_batch`: `max` may differ between launches": is_max,
+        f"{spec.workload} is a micro-benchmark, which trains nothing": not spec.kind.is_ranked,
+    }
+    return [text for text, applies in reasons.items() if applies]
 
 
 def improved(search: Search, start: Improvement, keep: Callable[[Improvement], Improvement]) -> Improvement:
@@ -202,15 +214,14 @@ def improved(search: Search, start: Improvement, keep: Callable[[Improvement], I
 
 def discovered(search: Search) -> Stage:
     """The program as it is, twice: whether its losses are the same each time."""
-    search.say(f"1 of 3: what {search.spec.program} does")
+    search.say(f"1 of 3: what {search.name} does")
     seeded = () if "seed" in search.spec.stated else ("seed=0",)
     search.given = replace(search.given, overrides=(*search.given.overrides, *seeded))
-    found = search.stage(
-        "1-original", [()], f"steps={{launches: 2, limit: {first_steps(search)}}}", f"profile.steps={TRACED}"
-    )
+    size = search.size(2, first_steps(search))
+    found = search.stage("1-original", [()], *size, f"profile.steps={TRACED}")
     if found.of(0).step_ms is None:
         reason = found.of(0).reason or "no optimizer, or too few of its steps, was seen"
-        raise VariantError(f"no step of {search.spec.program} could be timed: {reason}")
+        raise VariantError(f"no step of {search.name} could be timed: {reason}")
     return found
 
 
@@ -223,15 +234,22 @@ def first_steps(search: Search) -> int:
 def surroundings(search: Search) -> Surroundings:
     """The device and its cores."""
     devices = job_devices(search.spec, search.machine)
-    stated = search.spec.env.get("OMP_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS", "")
     share = share_of_cores(len(devices), search.machine)
     return Surroundings(
         is_host=accelerator_of(devices[0]).is_host,
         spare_cores=max(1, share - 1),
-        threads=int(stated) if stated.isdecimal() else None,
+        threads=stated_threads(search.spec),
         share=share,
         numerics=search.numerics,
     )
+
+
+def stated_threads(spec: JobSpec) -> int | None:
+    """Threads of a rank, where the job or the shell states them."""
+    if not spec.kind.runs_program:
+        return None if spec.threads == "auto" else spec.threads
+    stated = spec.env.get("OMP_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS", "")
+    return int(stated) if stated.isdecimal() else None
 
 
 def shares_of(original: VariantResult) -> dict[Part, float]:
@@ -280,8 +298,11 @@ def steps_of_launch(original: VariantResult) -> int:
 
 
 def seconds_of_launch(first: Stage, more_steps: int) -> float:
-    """How long a later launch is expected to take, which makes so many more steps than the first ones."""
-    step_ms = first.of(0).step_ms
+    """How long a later launch is expected to take, which makes so many more steps than the first ones.
+
+    Of a workload, as long as the first ones, whatever their number of steps.
+    """
+    step_ms = first.of(0).step_ms if first.of(0).wall_s is not None else None
     step_s = step_ms.estimate / 1000 if step_ms else 0.0
     return max(1.0, MARGIN * (first.shortest_s + BETWEEN_S + more_steps * step_s))
 
@@ -294,15 +315,14 @@ def compared(
     Args:
         has_more: whether others may have to be compared after it, for which time is left if there is enough.
     """
-    search.say(f"3 of 3: {listed([row.code for row in chosen])} against {search.spec.program} as it is")
+    search.say(f"3 of 3: {listed([row.code for row in chosen])} against {search.name} as it is")
     without: list[Set] = [tuple(row for row in chosen if row is not left) for left in chosen]
     sets = [tuple(chosen), (), *(without if len(chosen) > 1 else [])]
     rest_s = (1 - SHARE_OF_FIRST) * search.left_s
     share = SHARE_OF_FIRST if has_more and rest_s >= seconds_to_compare(1, launch_s) else 1.0
     affordable = math.floor(share * search.left_s / (launch_s * len(sets)))
     launches = max(LAUNCHES_TO_DECIDE, min(MOST_LAUNCHES, affordable))
-    size = (f"steps={{launches: {launches}, limit: {steps}}}", "profile.steps=0", "until=fixed")
-    return search.stage(f"3-together-{number}", sets, *size)
+    return search.stage(f"3-together-{number}", sets, *search.size(launches, steps))
 
 
 def judged(
@@ -368,6 +388,10 @@ def concluded(
     last: Stage,
 ) -> Improvement:
     """The change, with what it gains."""
+    gain, remedies = gain_of(last.against_first[1]), results(rows, search, tried)
+    start = replace(start, gain=gain, remedies=remedies, complete=True)
+    if not search.spec.kind.runs_program:
+        return job_change(search, start, kept, first)
     root, measured = search.given.directory, first.of(0).code
     wanted = [change for row in kept if (change := change_of(row, search)) is not None]
     changes = tuple(each for each in wanted if file_hash(root / each.file) == measured.get(each.file, ""))
@@ -375,8 +399,6 @@ def concluded(
     found, homeless = rewritten_files(changes, root)
     return replace(
         start,
-        gain=gain_of(last.against_first[1]),
-        remedies=results(rows, search, tried),
         changes=changes,
         env={name: str(value) for row in kept for name, value in row.settings.get("env", {}).items()},
         code={each.file: measured[each.file] for each in changes},
@@ -406,6 +428,30 @@ def not_written(row: Candidate) -> str:
     if row.remedy.call == "autocast":
         return f"{row.code} around the forward pass and the loss"
     return row.code if row.remedy.call in ("cudnn", "matmul") else ""
+
+
+def job_change(search: Search, start: Improvement, kept: Sequence[Candidate], first: Stage) -> Improvement:
+    """The keys of the job file to change, where it is as it was measured, and the diff."""
+    stated = {override.partition("=")[0].strip() for override in search.given.overrides}
+    keys = dict(merged(kept))
+    yours = [f"write it yourself: {row.code}, which --set states" for row in kept if stated & row.keys.keys()]
+    keys = {key: value for key, value in keys.items() if key not in stated}
+    path, root = search.given.job_file.absolute(), search.given.directory
+    measured = first.run.job.read_bytes()
+    if file_hash(path) != file_hash(first.run.job):
+        return replace(start, notes=(*start.notes, *yours, f"{path.name} {CHANGED}"))
+    try:
+        found = {path: (measured, with_keys(measured, keys))}
+    except NoPlaceError:
+        lines = ", ".join(row.code for row in kept if not stated & row.keys.keys())
+        return replace(start, notes=(*start.notes, *yours, f"write it yourself in {path.name}: {lines}"))
+    return replace(
+        start,
+        keys=keys,
+        code={path.name: file_hash(path) or ""} if keys else {},
+        diff=diff_text(found, top_directory(root) or root),
+        notes=(*start.notes, *yours),
+    )
 
 
 def change_of(row: Candidate, search: Search) -> CallChange | None:
@@ -461,13 +507,16 @@ def changes_to_write(found: Improvement, root: Path) -> dict[Path, tuple[bytes, 
     Raises:
         SpecError: there is nothing to change, or a file isn't as it was measured.
     """
-    if not found.changes:
+    if not (found.changes or found.keys):
         raise SpecError(
             "there is no change to write" + ("" if found.complete else ": the search hasn't ended")
         )
     for name, measured in found.code.items():
         if file_hash(root / name) != measured:
             raise SpecError(f"{root / name} {CHANGED}\n    run `gpurun improve` again")
+    if found.keys:
+        before = (root / found.name).read_bytes()
+        return {root / found.name: (before, with_keys(before, found.keys))}
     changed, notes = rewritten_files(found.changes, root)
     if not changed:
         raise SpecError("\n    ".join(("no file can be changed without you", *notes)))

@@ -1,4 +1,6 @@
-"""What makes training faster without changing what is computed: a table of remedies, and which fit a program.
+"""What makes training faster without changing what is computed: a table of remedies, and which fit.
+
+A program's calls get other arguments, a workload's job other keys.
 
 Sources: torch's documentation of `DataLoader`, `DistributedDataParallel`, `torch.optim` and
 `torch.nn.Module.compile`; its performance tuning guide.
@@ -9,8 +11,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
+from gpurun.launcher.jobfile.yaml.describe import flow_text
 from gpurun.launcher.rundir.improvement import CHANGES_NUMERICS
-from gpurun.launcher.rundir.records import CallSite
+from gpurun.launcher.rundir.records import WORKLOAD, CallSite
 from gpurun.launcher.units import format_number
 
 Part = Literal["input", "transfer", "work"]
@@ -55,14 +58,17 @@ class Remedy:
     name: str
     """Distinguishes the rows; of those of one group, the best is kept."""
     call: str
-    """What it changes: a constructor, `compile`, `cudnn`, or `env` for a variable."""
+    """What it changes: a constructor, `compile`, `cudnn`, or `env` for a variable; `WORKLOAD`: keys only."""
     arguments: Mapping[str, Any] | Callable[[Surroundings], Mapping[str, Any]]
     part: Part
+    keys: Settings | Callable[[Surroundings], Settings] = field(default_factory=dict)
+    """Keys of the job that apply it to a workload, `None` for one to remove; empty: it's for programs."""
     """Where its gain comes from, so that it can't gain more than this takes of a step."""
     group: str = ""
     """Remedies that exclude each other; empty: none does."""
     fits: Fits = lambda given, around: True
-    """Whether it would change anything, by the arguments of the call as the program writes them."""
+    """Whether it would change anything, by the arguments of the call as the program writes them; of a
+    workload by the job's keys, each of which has an effect and another value."""
     on: Literal["all", "CPUs", "GPUs"] = "all"
     """Devices on which it has an effect."""
     draws_otherwise: bool = False
@@ -87,9 +93,13 @@ def _isnt(keyword: str, *values: str) -> Fits:
     return lambda given, around: given.get(keyword) not in values
 
 
+def _workers(given: Mapping[str, str]) -> str:
+    return given.get("workers") or given.get("num_workers", "0")
+
+
 def _reads_by_itself(given: Mapping[str, str], around: Surroundings) -> bool:
     """Whether the ranks read data themselves."""
-    return given.get("num_workers", "0") == "0"
+    return _workers(given) == "0"
 
 
 def _has_workers(given: Mapping[str, str], around: Surroundings) -> bool:
@@ -98,14 +108,26 @@ def _has_workers(given: Mapping[str, str], around: Surroundings) -> bool:
 
 def _buckets_are_smaller(given: Mapping[str, str], around: Surroundings) -> bool:
     try:
-        return float(given.get("bucket_cap_mb", "25")) < 100
+        return float(given.get("bucket_mb") or given.get("bucket_cap_mb", "25")) < 100
     except ValueError:
         return True
+
+
+def _may_be_fused(given: Mapping[str, str], around: Surroundings) -> bool:
+    """Not if it is, or if a workload's optimizer has no such option."""
+    return given.get("fused") != "True" and ("optimizer" not in given or "fused" in given)
+
+
+def _averages_often(given: Mapping[str, str], around: Surroundings) -> bool:
+    """Whether ranks average gradients before the last micro-batch."""
+    return int(given.get("sync_every", "1")) < int(given.get("accumulate", "1"))
 
 
 _DATA = "https://docs.pytorch.org/docs/stable/data.html"
 _DDP = "https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"
 _OPTIM = "https://docs.pytorch.org/docs/stable/optim.html"
+
+_TUNING = "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
 
 REMEDIES: tuple[Remedy, ...] = (
     Remedy(
@@ -116,6 +138,7 @@ REMEDIES: tuple[Remedy, ...] = (
         group="workers",
         fits=_reads_by_itself,
         draws_otherwise=True,
+        keys={"workers": 2},
         source=_DATA,
     ),
     Remedy(
@@ -124,10 +147,9 @@ REMEDIES: tuple[Remedy, ...] = (
         lambda around: {"num_workers": min(8, around.spare_cores), "persistent_workers": True},
         "input",
         group="workers",
-        fits=lambda given, around: (
-            around.spare_cores > 2 and given.get("num_workers", "0") in ("0", "1", "2")
-        ),
+        fits=lambda given, around: around.spare_cores > 2 and _workers(given) in ("0", "1", "2"),
         draws_otherwise=True,
+        keys=lambda around: {"workers": min(8, around.spare_cores)},
         source=_DATA,
     ),
     Remedy(
@@ -144,6 +166,7 @@ REMEDIES: tuple[Remedy, ...] = (
         {"prefetch_factor": 8},
         "input",
         fits=_has_workers,
+        keys={"prefetch": 8},
         source=_DATA,
     ),
     Remedy(
@@ -162,6 +185,7 @@ REMEDIES: tuple[Remedy, ...] = (
         "transfer",
         group="buckets",
         fits=_buckets_are_smaller,
+        keys={"bucket_mb": 100},
         source=_DDP,
     ),
     Remedy(
@@ -170,7 +194,10 @@ REMEDIES: tuple[Remedy, ...] = (
         {"bucket_cap_mb": 25},
         "transfer",
         group="buckets",
-        fits=lambda given, around: given.get("bucket_cap_mb", "25") not in ("25", "25.0", "None"),
+        fits=lambda given, around: (
+            given.get("bucket_cap_mb", "25") not in ("25", "25.0", "None") or "bucket_mb" in given
+        ),
+        keys={"bucket_mb": 25},
         source=_DDP,
     ),
     Remedy(
@@ -189,6 +216,7 @@ REMEDIES: tuple[Remedy, ...] = (
         "work",
         group="graph",
         fits=_isnt("static_graph", "True"),
+        keys={"static_graph": True},
         source=_DDP,
     ),
     Remedy(
@@ -197,7 +225,8 @@ REMEDIES: tuple[Remedy, ...] = (
         {"fused": True, "foreach": False},
         "work",
         group="optimizer",
-        fits=_isnt("fused", "True"),
+        fits=_may_be_fused,
+        keys={"optimizer": "fused"},
         source=_OPTIM,
     ),
     Remedy(
@@ -207,6 +236,7 @@ REMEDIES: tuple[Remedy, ...] = (
         "work",
         group="optimizer",
         fits=_isnt("foreach", "True"),
+        keys={"optimizer": "foreach"},
         source=_OPTIM,
     ),
     Remedy(
@@ -215,6 +245,7 @@ REMEDIES: tuple[Remedy, ...] = (
         {"gradient_as_bucket_view": True},
         "work",
         fits=_isnt("gradient_as_bucket_view", "True"),
+        keys={"gradient_as_bucket_view": True},
         source=_DDP,
     ),
     Remedy(
@@ -225,6 +256,7 @@ REMEDIES: tuple[Remedy, ...] = (
         draws_otherwise=True,
         write=("{0}.compile()", "{0}.module.compile()"),
         cost="compiles once, in each start",
+        keys={"compile": True},
         source="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
     ),
     Remedy(
@@ -234,6 +266,7 @@ REMEDIES: tuple[Remedy, ...] = (
         "work",
         on="GPUs",
         cost="tries algorithms for each new shape",
+        keys={"cudnn_benchmark": True},
         source="https://docs.pytorch.org/docs/stable/backends.html#torch.backends.cudnn.benchmark",
     ),
     Remedy(
@@ -243,13 +276,51 @@ REMEDIES: tuple[Remedy, ...] = (
         "work",
         fits=lambda given, around: around.threads is not None and around.threads < around.share,
         on="CPUs",
-        source="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
+        keys={"threads": "auto"},
+        source=_TUNING,
+    ),
+    Remedy(
+        "pixel by pixel",
+        WORKLOAD,
+        {},
+        "work",
+        keys={"channels_last": True},
+        source="https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html",
+    ),
+    Remedy(
+        "activations are kept",
+        WORKLOAD,
+        {},
+        "work",
+        keys={"checkpointing": "none"},
+        source="https://docs.pytorch.org/docs/stable/checkpoint.html",
+    ),
+    Remedy(
+        "balanced split",
+        WORKLOAD,
+        {},
+        "transfer",
+        keys={"split": "balanced"},
+        draws_otherwise=True,
+        cost="times the devices, in each start",
+        source=_DDP,
+    ),
+    Remedy(
+        "one average of the gradients",
+        WORKLOAD,
+        {},
+        "transfer",
+        keys={"sync_every": None},
+        fits=_averages_often,
+        source=_DDP,
     ),
     Remedy(
         "bf16",
         "autocast",
         {"dtype": "bfloat16"},
         "work",
+        keys={"precision": "bf16"},
+        fits=lambda given, around: given.get("precision", "'fp32'") in ("'fp32'", "'tf32'"),
         changes_numerics=True,
         source="https://docs.pytorch.org/docs/stable/amp.html",
     ),
@@ -258,6 +329,8 @@ REMEDIES: tuple[Remedy, ...] = (
         "matmul",
         {"precision": "high"},
         "work",
+        keys={"precision": "tf32"},
+        fits=lambda given, around: given.get("precision", "'fp32'") == "'fp32'",
         on="GPUs",
         changes_numerics=True,
         source="https://docs.pytorch.org/docs/stable/generated/torch.set_float32_matmul_precision.html",
@@ -268,6 +341,8 @@ REMEDIES: tuple[Remedy, ...] = (
             "comm_hook",
             {"compress": kind},
             "transfer",
+            keys={"comm_hook": kind},
+            fits=lambda given, around: given.get("comm_hook", "'none'") == "'none'",
             group="compression",
             on="GPUs" if kind == "bf16" else "all",  # it takes NCCL or XCCL
             changes_numerics=True,
@@ -304,7 +379,7 @@ OF_LIBRARIES: Mapping[tuple[str, str], str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Candidate:
-    """A remedy at a call of this program."""
+    """A remedy at a call of this program, or as keys of this workload's job."""
 
     remedy: Remedy
     site: CallSite | None
@@ -312,10 +387,14 @@ class Candidate:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     refusal: str = ""
     """Why it isn't tried; empty: it is."""
+    keys: Settings = field(default_factory=dict)
+    """Of a workload's job; empty for a program."""
 
     @property
     def settings(self) -> Settings:
         """The job's settings that apply it."""
+        if self.keys:
+            return self.keys
         if self.remedy.call == "env":
             return {"env": self.arguments}
         return {"calls": {self.remedy.call: self.arguments}}
@@ -328,6 +407,11 @@ class Candidate:
     @property
     def code(self) -> str:
         """The change as one would write it: `DataLoader(num_workers=2, persistent_workers=True)`."""
+        if self.keys:
+            return ", ".join(
+                f"{key}: {flow_text(value)}" if value is not None else f"no {key}"
+                for key, value in self.keys.items()
+            )
         value = next(iter(self.arguments.values()), "")
         match self.remedy.call:
             case "env":
@@ -352,13 +436,17 @@ def candidates(
     shares: Mapping[Part, float],
     remedies: Iterable[Remedy] = REMEDIES,
 ) -> Iterator[Candidate]:
-    """The remedies that would change something in this program, each with why it isn't tried.
+    """The remedies that would change something in this program or workload, each with why it isn't tried.
 
     Args:
         sites: the calls that it makes.
         around: the device and its cores.
         shares: of the parts in a step, in percent; a part that is missing wasn't recorded.
     """
+    workload = next((site for site in sites if site.name == WORKLOAD), None)
+    if workload is not None:
+        yield from _of_workload(workload, around, shares, remedies)
+        return
     for remedy in remedies:
         found = _site_of(remedy, sites)
         if found is None and remedy.call not in OF_PROGRAM:
@@ -370,6 +458,17 @@ def candidates(
         # A keyword that is False only undoes what the call gives.
         arguments = {key: value for key, value in stated.items() if value is not False or key in given}
         yield Candidate(remedy, found, arguments, _refusal(remedy, found, around, shares))
+
+
+def _of_workload(
+    site: CallSite, around: Surroundings, shares: Mapping[Part, float], remedies: Iterable[Remedy]
+) -> Iterator[Candidate]:
+    given = site.given
+    for remedy in remedies:
+        keys = remedy.keys(around) if callable(remedy.keys) else remedy.keys
+        changes = all(key in given and given[key] != repr(value) for key, value in keys.items())
+        if keys and changes and remedy.fits(given, around):
+            yield Candidate(remedy, None, refusal=_refusal(remedy, None, around, shares), keys=keys)
 
 
 def _site_of(remedy: Remedy, sites: Sequence[CallSite]) -> CallSite | None:
@@ -399,9 +498,12 @@ def _refusal(
 
 def merged(chosen: Iterable[Candidate]) -> Settings:
     """The settings of several remedies at once."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Any] = {}
     for candidate in chosen:
         for setting, value in candidate.settings.items():
+            if candidate.keys:
+                found[setting] = value
+                continue
             own = found.setdefault(setting, {})
             if setting == "calls":
                 for call, arguments in value.items():

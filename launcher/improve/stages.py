@@ -17,7 +17,7 @@ from gpurun.launcher.improve.remedies import (
     merged,
 )
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.jobfile.settings import SETTINGS
+from gpurun.launcher.jobfile.settings import settings_of
 from gpurun.launcher.machine.host import Machine, software_of
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.expand import expand
@@ -36,6 +36,8 @@ from gpurun.launcher.rundir.files import RunDir, read_json
 from gpurun.launcher.rundir.records import MEASURED, Observed
 
 Set = tuple[Candidate, ...]
+ROUNDS = 4
+"""Of a launch of a workload."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,9 @@ class Stage:
         variants = {launch.id: launch.variants for launch in self.plan.launches}
         found: dict[tuple[str, int], list[Observed]] = {}
         for path in sorted((self.run.path / "launches").glob("*")):
+            for variant, facts in self.run.read_launch_facts(path.name).items():
+                if facts.observed is not None:  # of a workload, whose ranks have one loss
+                    found.setdefault((variant, 0), []).append(facts.observed)
             for variant in variants.get(path.name.partition("~")[0], ()):
                 for rank in range(self.plan.variant(variant).world_size):
                     with suppress(MachineError):
@@ -121,30 +126,26 @@ class Search:
             VariantError: the program as it is failed.
             SpecError: a launch wanted to write where launches meet.
         """
-        lists: dict[str, list[Any]] = {}
         settings = [merged(chosen) for chosen in sets]
-        for key in {key: None for each in settings for key in each}:
-            lists[key] = [dict(text) for text in _distinct(each.get(key, {}) for each in settings)]
-        compared = (f"compare={json.dumps(lists)}",) if lists else ()
         # A changed call may make ranks wait for each other for ever.
-        hang = () if self.spec.hang_timeout_s or not lists else (f"hang_timeout={self.hang_s:.0f}s",)
-        given = replace(self.given, overrides=(*self.given.overrides, *overrides, *hang, *compared))
+        hang = () if self.spec.hang_timeout_s or not any(settings) else (f"hang_timeout={self.hang_s:.0f}s",)
+        given = replace(self.given, overrides=(*self.given.overrides, *overrides, *hang))
         spec, path = load_invocation(given), self.path / name
         before = path if (path / "plan.json").exists() else None
         machine = as_planned_for(spec, self.machine, before)
-        ids = _ids(spec, machine, settings)
-        plan = build_plan(spec, machine, chosen=tuple(ids.values())) if lists else build_plan(spec, machine)
+        plan = build_plan(spec, machine, sets=settings)
+        ids = _ids(spec, machine, settings, plan)
         plan = replace(plan, baseline=ids[0], observe=True, seeds_steps=seeds_steps)
         run = run_to_resume(before, plan) if before else open_run(given, spec, plan, machine, path)
         if before and (earlier := compare_run(run)).complete:
-            self.note(found := Stage(run, plan, earlier, ids), is_first=not lists)
+            self.note(found := Stage(run, plan, earlier, ids), is_first=not any(settings))
             return found
         resumed = let_run_again(run, plan, software_of(machine), given.directory) if before else None
         ready = Prepared(plan, spec, run, given.directory, machine, resumed=resumed)
         self.pools.keep_only(ready.environments)
         finished = carry_out(ready, self.pools, self.output)
         found = Stage(run, plan, finished.comparison, ids)
-        self.note(found, is_first=not lists)
+        self.note(found, is_first=not any(settings))
         if isinstance(finished.error, Interrupted):
             raise finished.error
         self.refuse_writes(found)
@@ -165,10 +166,30 @@ class Search:
         if written := sorted({path for each in seen for path in each.writes}):
             more = f" and {len(written) - 3} more" if len(written) > 3 else ""
             raise SpecError(
-                f"{self.spec.program} writes to {', '.join(written[:3])}{more}, which was prevented, as its "
+                f"{self.name} writes to {', '.join(written[:3])}{more}, which was prevented, as its "
                 "launches would meet there\n    have it write to $GPURUN_LAUNCH_DIR, its own in each launch: "
                 " `{launch_dir}` in its arguments stands for it"
             )
+
+    @property
+    def name(self) -> str:
+        """The program, or the job file of a workload."""
+        return str(self.spec.program or self.given.job_file.name)
+
+    def place_of(self, row: Candidate) -> str:
+        """The line of the job file that has the first of a remedy's keys, or the file that has none."""
+        source, file = self.spec.source, self.given.job_file.name
+        mark = source.root.key_marks.get(next(iter(row.keys))) if source is not None else None
+        return f"{file}:{mark.line}" if mark is not None and mark.line else file
+
+    def size(self, launches: int, steps: int) -> tuple[str, ...]:
+        """What makes a stage of so many launches of each set: of a program, with so many steps.
+
+        A workload's launch has rounds, of steps for a time.
+        """
+        is_program = self.spec.kind.runs_program
+        length = f"limit: {steps}" if is_program else f"rounds: {launches * ROUNDS}"
+        return (f"steps={{launches: {launches}, {length}}}", "profile.steps=0", "until=fixed")
 
     @property
     def hang_s(self) -> float:
@@ -180,22 +201,16 @@ class Search:
         return self.budget_s - self.spent_s
 
 
-def _distinct(values: Any) -> list[Any]:
-    return list({json.dumps(value, sort_keys=True): value for value in values}.values())
+def _ids(
+    spec: JobSpec, machine: Machine, settings: Sequence[Mapping[str, Any]], plan: Plan
+) -> dict[int, str]:
+    """The variant of each set of settings; sets that come to the same work have the same."""
+    known = {_work(variant): variant.id for variant in plan.variants}
+    alone = (expand(spec, machine, sets=(each,)).variants for each in settings)
+    return {position: known[_work(variant)] for position, (variant,) in enumerate(alone)}
 
 
-def _ids(spec: JobSpec, machine: Machine, settings: Sequence[Mapping[str, Any]]) -> dict[int, str]:
-    """The variant of each set of settings."""
-    variants = expand(spec, machine, with_own=True).variants
-    keys = {key for each in settings for key in each}
-
-    def has(variant: Variant, wanted: Mapping[str, Any]) -> bool:
-        return all(
-            getattr(variant, key) == SETTINGS[key].shape.merge(getattr(spec, key), wanted.get(key, {}))
-            for key in keys
-        )
-
-    return {
-        position: next(variant.id for variant in variants if has(variant, wanted))
-        for position, wanted in enumerate(settings)
-    }
+def _work(variant: Variant) -> str:
+    """Equal for variants that do the same, whatever they are called."""
+    split = variant.split or variant.split_name
+    return json.dumps((settings_of(variant), variant.devices, split), sort_keys=True)

@@ -100,8 +100,7 @@ class Trials:
     def stage(self, name: str, tried: Sequence[Candidate], launches: int) -> dict[str, RemedyResult]:
         sets: list[Set] = [(), *((row,) for row in tried)]
         launches = max(1, min(MOST_TRIALS, launches))
-        size = (f"steps={{launches: {launches}, limit: {self.steps}}}", "profile.steps=0", "until=fixed")
-        stage = self.search.stage(name, sets, *size)
+        stage = self.search.stage(name, sets, *self.search.size(launches, self.steps))
         return {row.code: self.judged(row, stage, position) for position, row in enumerate(tried, 1)}
 
     def with_seeded_steps(
@@ -119,7 +118,7 @@ class Trials:
         if not rows:
             return {}
         sets: list[Set] = [(), *((row,) for row in rows)]
-        size = (f"steps={{launches: 1, limit: {NUM_SEEDED}}}", "profile.steps=0", "until=fixed")
+        size = self.search.size(1, NUM_SEEDED)
         stage = self.search.stage("2-seeded", sets, *size, seeds_steps=True)
         results = {}
         for position, row in enumerate(rows, 1):
@@ -144,6 +143,8 @@ class Trials:
         dtype = "bfloat16" if row.remedy.changes_numerics else dtype_of(stage, position)
         trains = sameness(originals, stage.losses(position), dtype)
         base = replace(base, verdict="undecided")
+        if result.gradient_warning and not stage.of(0).gradient_warning:
+            return replace(base, verdict="changes numerics", percent=percent, why=result.gradient_warning)
         if trains == "different":
             return replace(base, verdict="changes numerics", percent=percent, why=_LOSSES[trains])
         if percent > TRIED_PERCENT or trains in _LOSSES:
@@ -156,7 +157,7 @@ class Trials:
         """With what the remedy costs at each start, and from how many steps on it pays."""
         saved_ms = _step_ms(original) - _step_ms(result)
         start_s = (result.wall_s or 0.0) - (original.wall_s or 0.0) + self.steps * saved_ms / 1000
-        if not row.remedy.cost or start_s < 1 or saved_ms <= 0:
+        if not row.remedy.cost or result.wall_s is None or start_s < 1 or saved_ms <= 0:
             return replace(found, why=row.remedy.cost)
         steps = math.ceil(1000 * start_s / saved_ms)
         why = f"costs {start_s:.0f} s at each start: pays from {format_count(steps)} steps on"
@@ -246,6 +247,8 @@ def best_of(to_try: Sequence[Candidate], tried: Mapping[str, RemedyResult]) -> l
 
 def result_of(row: Candidate, search: Search) -> RemedyResult:
     """The row of the table before anything is known."""
+    if row.keys:
+        return RemedyResult(row.code, ", ".join(row.keys), search.place_of(row), "not tried", why=row.refusal)
     place = ""
     if row.site is not None:
         file = Path(row.site.file)

@@ -73,7 +73,7 @@ class Improvement:
 
     schema: int
     name: str
-    """The program, as the command line has it."""
+    """The program, as the command line has it, or the name of a workload's job file."""
     budget_s: float
     gain: Gain | None = None
     """The kept changes against the program as it is, on launches that took part in no choice; `None`: nothing
@@ -90,6 +90,8 @@ class Improvement:
     changes: tuple[CallChange, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables to start the program with."""
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of a workload's job file, which is `name`, with their new values; `None`: to be removed."""
     code: Mapping[str, str] = field(default_factory=dict)
     """The files to change, with a hash of each as it was measured."""
     diff: str = ""

@@ -1,5 +1,6 @@
-"""`gpurun improve`: what makes a program faster, proven, as a change of its files."""
+"""`gpurun improve`: what makes a program or a workload faster, proven, as a change of its files."""
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +41,7 @@ from gpurun.launcher.errors import SpecError
     help="Also keep what draws random numbers in another order, and trains the same otherwise.",
 )
 @click.option("--numerics", is_flag=True, help="Also try what computes with less precision, such as bf16.")
-@click.option("--write", is_flag=True, help="Apply the change to the program's files, after asking.")
+@click.option("--write", is_flag=True, help="Apply the change to your files, after asking.")
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @click.option("--force", is_flag=True, help="Also outside of a git repository.")
 @only_rank_option
@@ -64,25 +65,28 @@ def improve(
     as_json: bool,
     overrides: tuple[str, ...],
 ) -> None:
-    """Try every remedy on a program, and keep those that are proven to make it faster.
+    """Try every remedy on a program or workload, and keep those that are proven to make it faster.
 
-    The program runs unchanged; the calls of its own files that make DataLoaders, optimizers and
-    DistributedDataParallel get other arguments from outside. What helps alone is compared together, and
-    without each part, in launches of their own. A change that trains otherwise is never kept.
+    A program's DataLoaders, optimizers and DistributedDataParallel get other arguments from outside, a
+    workload's job other keys. What helps alone is compared together, and without each part, in launches of
+    their own. A change that trains otherwise is never kept. Ctrl-C keeps what was measured; --resume goes on
+    from there.
 
-    Ctrl-C keeps what was measured; --resume goes on from there.
+    Example: gpurun improve train.py --devices cpu:2 -- --epochs 1
 
-    Example: gpurun improve train.py --devices cpu:2 --budget 5m -- --epochs 1
+    Example: gpurun improve job.yaml --budget 5m
 
-    Exit codes: 0 ok, 2 the command line is wrong or the program can't be improved from outside, 3 the machine
-    lacks what the command asks for, 4 the program fails as it is, 130 interrupted.
+    Exit codes: 0 ok, 2 the command line is wrong or nothing can be changed from outside, 3 the machine lacks
+    what it asks for, 4 it fails as it is, 130 interrupted.
     """
     from gpurun.launcher.cli.interrupt import quit_on_interrupt
     from gpurun.launcher.rundir.paths import check_writable
 
     quit_on_interrupt()
     if resume is None and module is None and not words:
-        raise SpecError("missing argument SCRIPT.py; or run a module: gpurun improve -m package.train")
+        raise SpecError(
+            "missing argument SCRIPT.py or JOB.yaml; or run a module: gpurun improve -m package.train"
+        )
     if resume is None:
         check_writable(out or Path("runs"))
     given = given_by(words, module, devices, overrides, resume)
@@ -109,18 +113,33 @@ def given_by(
     """Finds the command line of the program: after the fork, since it imports much."""
 
     def invocation() -> Any:
-        from gpurun.launcher.run.open import Invocation, program_invocation, read_invocation
+        from gpurun.launcher.run.open import program_invocation, read_invocation
         from gpurun.launcher.rundir.paths import check_owner
 
         if resume is not None:
             check_owner(resume)  # what it says is run, and written into files
             return read_invocation(resume / "1-original", overrides)
         if module is None and words[0].endswith((".yaml", ".yml")):
-            return Invocation(Path(words[0]), overrides)
+            return job_invocation(words, devices, overrides)
         script, args = (None, words) if module is not None else (words[0], words[1:])
         return program_invocation(script, module, args, devices, overrides, {})
 
     return invocation
+
+
+def job_invocation(words: tuple[str, ...], devices: str, overrides: tuple[str, ...]) -> Any:
+    """The command line of a job file; `devices` are those that the command states, or `auto`.
+
+    Raises:
+        SpecError: arguments follow it, which belong into the file.
+    """
+    from gpurun.launcher.jobfile.load import split_devices
+    from gpurun.launcher.run.open import Invocation
+
+    if words[1:]:
+        raise SpecError(f"a job file takes no arguments: {' '.join(words[1:])}")
+    stated = () if devices == "auto" else (f"devices={json.dumps(split_devices(devices))}",)
+    return Invocation(Path(words[0]), (*stated, *overrides))
 
 
 def finished(
@@ -162,7 +181,7 @@ def finished(
 
 
 def apply(found: Any, given: Any, yes: bool, force: bool) -> None:
-    """Writes the change into the program's files.
+    """Writes the change into the files of the program, or of the job.
 
     Raises:
         SpecError: there is none, or a file isn't as it was measured.

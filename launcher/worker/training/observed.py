@@ -69,7 +69,7 @@ def variant_rank(trainer: Trainer) -> int:
 def given_to(trainer: Trainer, config: LaunchConfig, run: RunDir) -> Iterator[tuple[str, str]]:
     """The keys of the job that have an effect on this workload, with their values as Python writes them."""
     workload, model = trainer.workload, trainer.model
-    found: dict[str, Any] = {name: getattr(config, name) for name in ("compile", "threads")}
+    found: dict[str, Any] = {name: getattr(config, name) for name in ("compile", "threads", "precision")}
     if config.variants[0].accumulate > 1 and config.has("sync_every"):
         found["sync_every"] = config.variants[0].sync_every or config.variants[0].accumulate
         found["accumulate"] = config.variants[0].accumulate

@@ -16,9 +16,10 @@ from gpurun.launcher.compare.ranking import Differences
 from gpurun.launcher.improve.improve import improved
 from gpurun.launcher.improve.stages import Search, Set
 from gpurun.launcher.inspect.stacks import file_hash
-from gpurun.launcher.run.open import Invocation
+from gpurun.launcher.jobfile.kinds import PROGRAM
+from gpurun.launcher.run.open import Invocation, load_invocation
 from gpurun.launcher.rundir.improvement import Improvement
-from gpurun.launcher.rundir.records import CallSite, Observed
+from gpurun.launcher.rundir.records import WORKLOAD, CallSite, Observed
 from gpurun.launcher.stats.estimates import Family
 
 FILE = """\
@@ -34,6 +35,11 @@ WORKERS, UNUSED, FUSED = (
     "DistributedDataParallel(find_unused_parameters=False)",
     "AdamW(fused=True)",
 )
+JOB = "workload: mlp  # ours\ndevices: [cpu:0, cpu:1]\nglobal_batch: 64\nbucket_mb: 1\n"
+KEYS = {
+    "workers": "0", "bucket_mb": "1", "optimizer": "'default'", "foreach": "None", "fused": "None",
+    "precision": "'fp32'",
+}  # fmt: skip
 
 
 @dataclass
@@ -47,6 +53,8 @@ class StandIn:
     """Where every step has its own seed."""
     fails: Callable[[tuple[str, ...]], bool] = lambda codes: False
     writes: tuple[str, ...] = ()
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Of a workload, those that have an effect."""
     verdicts: Mapping[str, str] = field(default_factory=dict)
     """In comparisons without this remedy, where times don't decide."""
     scatter: float = 1e-9
@@ -77,6 +85,7 @@ class StandInStage:
         self.program, self.directory, self.is_seeded = search.program, search.directory, is_seeded
         self.sets = [tuple(row.code for row in chosen) for chosen in sets]
         self.rows = sets
+        self.run = SimpleNamespace(job=self.directory / "measured.yaml")
         self.code = {"train.py": file_hash(self.directory / "train.py")}
         self.logs = {
             str(position): {
@@ -96,8 +105,9 @@ class StandInStage:
         wall_s = 3.9 + self.steps * (self.program.ms(own) - self.program.ms(())) / 1000
         wall_s += sum(self.program.starts_s.get(code, 0.0) for code in own)
         return SimpleNamespace(
-            status="ok", code=self.code, reason=None, step_ms=step_ms, wall_s=wall_s, ranks=ranks
-        )
+            status="ok", code=self.code, reason=None, step_ms=step_ms, ranks=ranks, gradient_warning=None,
+            wall_s=None if self.program.keys else wall_s,
+        )  # fmt: skip
 
     @property
     def shortest_s(self) -> float:
@@ -123,6 +133,8 @@ class StandInStage:
 
     def observed(self, position: int, rank: int = 0) -> list[Observed]:
         file = str(self.directory / "train.py")
+        if self.program.keys:
+            return [Observed((CallSite(WORKLOAD, "", 0, True, given=self.program.keys),), LOSSES, "float32")]
         calls = [
             CallSite("DataLoader", file, 1, True, given={"dataset": "Data"}),
             CallSite("DistributedDataParallel", file, 2, True, given={"find_unused_parameters": "True"}),
@@ -140,7 +152,8 @@ class StandInSearch(Search):
     directory: Path
 
     def stage(self, name: str, sets: Sequence[Set], *overrides: str, seeds_steps: bool = False) -> Any:
-        launches, steps = map(int, re.findall(r"launches: (\d+), limit: (\d+)", " ".join(overrides))[0])
+        words = re.findall(r"launches: (\d+), (?:limit|rounds): (\d+)", " ".join(overrides))
+        launches, steps = map(int, words[0])
         found = StandInStage(self, sets, launches, steps, seeds_steps)
         self.program.stages.append((name, found.sets))
         self.spent_s = self.program.spent_s = self.spent_s + self.program.launch_s * len(sets) * launches
@@ -153,16 +166,39 @@ def searched(
 ) -> Improvement:
     """What a search finds in a directory of its own."""
     (directory / "train.py").write_text(FILE)
+    steps = SimpleNamespace(warmup=3)
+    spec = SimpleNamespace(
+        program="train.py", stated=(), env={}, hang_timeout_s=None, steps=steps, kind=PROGRAM
+    )
+    given = Invocation(directory / "job.yaml", ())
+    return found_by(program, directory, spec, given, budget_s, allows, numerics)
+
+
+def searched_job(program: StandIn, directory: Path, *overrides: str, numerics: bool = False) -> Improvement:
+    """What a search finds for the workload of a job file, of which the keys `KEYS` have an effect."""
+    for name in ("job.yaml", "measured.yaml"):
+        (directory / name).write_text(JOB)
+    (directory / "train.py").touch()
+    given = Invocation(directory / "job.yaml", overrides)
+    program, spec = replace(program, keys=KEYS), load_invocation(given)
+    return found_by(program, directory, spec, given, numerics=numerics)
+
+
+def found_by(
+    program: StandIn,
+    directory: Path,
+    spec: Any,
+    given: Invocation,
+    budget_s: float = 600.0,
+    allows: bool = False,
+    numerics: bool = False,
+) -> Improvement:
     search = StandInSearch.__new__(StandInSearch)
     vars(search).update(
-        program=program, directory=directory, given=Invocation(directory / "job.yaml", ()),
-        spec=SimpleNamespace(
-            program="train.py", stated=(), env={}, hang_timeout_s=None, steps=SimpleNamespace(warmup=3)
-        ),
-        path=directory / "found", machine=SimpleNamespace(cpu_cores=2, free_cores=None, gpus=()),
-        budget_s=budget_s, spent_s=0.0, say=lambda text: None, launch_s=None,
-        allows_other_random_numbers=allows, numerics=numerics,
+        program=program, directory=directory, given=given, spec=spec, path=directory / "found",
+        machine=SimpleNamespace(cpu_cores=2, free_cores=None, gpus=()), budget_s=budget_s, spent_s=0.0,
+        say=lambda text: None, launch_s=None, allows_other_random_numbers=allows, numerics=numerics,
     )  # fmt: skip
     module = "gpurun.launcher.improve.improve"
     with mock.patch(f"{module}.job_devices", return_value=("cpu:0", "cpu:1")):
-        return improved(search, Improvement(1, "train.py", budget_s), lambda now: now)
+        return improved(search, Improvement(1, search.name, budget_s), lambda now: now)

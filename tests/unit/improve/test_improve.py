@@ -8,10 +8,21 @@ import pytest
 
 from gpurun.launcher.compare.model import Difference
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.improve.improve import gain_of, shares_of
+from gpurun.launcher.improve.improve import changes_to_write, gain_of, shares_of
 from gpurun.launcher.report.terminal.improve import improve_lines
 from gpurun.launcher.rundir.improvement import NO_TIME, Improvement, RemedyVerdict
-from tests.unit.improve.stand_in import FILE, FUSED, LOSSES, OTHERS, UNUSED, WORKERS, StandIn, searched
+from tests.unit.improve.stand_in import (
+    FILE,
+    FUSED,
+    JOB,
+    LOSSES,
+    OTHERS,
+    UNUSED,
+    WORKERS,
+    StandIn,
+    searched,
+    searched_job,
+)
 
 COMPILE = "model.compile()"
 HOOK = "model.register_comm_hook(None, default_hooks.fp16_compress_hook)"
@@ -191,3 +202,42 @@ def test_the_parts_of_a_step_are_those_of_the_rank_that_spends_most_on_each() ->
     ]
     shares = shares_of(cast(Any, SimpleNamespace(ranks=ranks)))
     assert shares == {"input": 50.0, "transfer": 51.0, "work": 49.0}
+
+
+def test_of_a_workload_the_keys_of_its_job_are_changed(tmp_path: Path) -> None:
+    times = {"workers: 2": 0.7, "bucket_mb: 25": 0.9, "bucket_mb: 100": 0.95}
+    found = searched_job(StandIn(times=times), tmp_path)
+    assert [(each.code, each.applied_to, each.place) for each in found.kept] == [
+        ("workers: 2", "workers", "job.yaml"),
+        ("bucket_mb: 25", "bucket_mb", "job.yaml:4"),
+    ]
+    assert found.name == "job.yaml"
+    assert found.keys == {"workers": 2, "bucket_mb": 25}
+    written = JOB.replace("bucket_mb: 1", "bucket_mb: 25\nworkers: 2")
+    (after,) = (after for _, after in changes_to_write(found, tmp_path).values())
+    assert after.decode() == written
+    (tmp_path / "job.yaml").write_text(JOB + "# later\n")
+    with pytest.raises(SpecError, match="has changed since it was measured"):
+        changes_to_write(found, tmp_path)
+
+
+def test_a_key_that_the_command_line_states_is_not_written_into_the_job(tmp_path: Path) -> None:
+    found = searched_job(StandIn(times={"bucket_mb: 25": 0.9}), tmp_path, "bucket_mb=1")
+    assert [each.code for each in found.kept] == ["bucket_mb: 25"]
+    assert (found.diff, found.keys) == ("", {})
+    assert found.notes == ("write it yourself: bucket_mb: 25, which --set states",)
+
+
+def test_keys_that_train_otherwise_are_never_kept(tmp_path: Path) -> None:
+    losses = {"optimizer: fused": OTHERS, "workers: 2": OTHERS}
+    program = StandIn(times=dict.fromkeys(losses, 0.5), losses=losses, seeded={"workers: 2": OTHERS})
+    found = searched_job(program, tmp_path)
+    assert {code: verdict(found, code) for code in losses} == dict.fromkeys(losses, "changes numerics")
+    assert (found.kept, found.diff) == ([], "")
+
+
+@pytest.mark.parametrize("numerics", [True, False])
+def test_keys_with_less_precision_are_tried_where_it_is_asked_for(tmp_path: Path, numerics: bool) -> None:
+    found = searched_job(StandIn(times={"precision: bf16": 0.5}), tmp_path, numerics=numerics)
+    assert verdict(found, "precision: bf16") == ("kept" if numerics else "not tried")
+    assert found.keys == ({"precision": "bf16"} if numerics else {})

@@ -12,8 +12,9 @@ from gpurun.launcher.improve.remedies import (
     candidates,
     merged,
 )
+from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.rundir.improvement import CHANGES_NUMERICS
-from gpurun.launcher.rundir.records import CallSite
+from gpurun.launcher.rundir.records import WORKLOAD, CallSite
 
 AROUND = Surroundings(is_host=True, spare_cores=1, threads=None, share=1)
 WIDE = replace(AROUND, spare_cores=6, threads=1, share=7)
@@ -82,6 +83,66 @@ def test_remedies_that_would_change_something_are_tried(
 ) -> None:
     found = [each for each in candidates([called], around, SHARES) if not each.refusal]
     assert [each.code for each in found] == codes
+
+
+def job(**given: object) -> CallSite:
+    """A workload on which these keys have an effect."""
+    return replace(site(WORKLOAD), given={key: repr(value) for key, value in given.items()})
+
+
+@pytest.mark.parametrize(
+    ("workload", "around", "codes"),
+    [
+        (job(compile=True), AROUND, []),
+        (job(compile=False, threads=1), WIDE, ["compile: true", "threads: auto"]),
+        (job(workers=0), WIDE, ["workers: 2", "workers: 6"]),
+        (job(workers=4, prefetch=2), WIDE, ["prefetch: 8"]),
+        (
+            job(bucket_mb=1, gradient_as_bucket_view=False, static_graph=True),
+            AROUND,
+            ["bucket_mb: 100", "bucket_mb: 25", "gradient_as_bucket_view: true"],
+        ),
+        (job(bucket_mb=200), AROUND, ["bucket_mb: 25"]),
+        (
+            job(optimizer="default", foreach=None, fused=None),
+            AROUND,
+            ["optimizer: fused", "optimizer: foreach"],
+        ),
+        (job(optimizer="default", foreach=None), AROUND, ["optimizer: foreach"]),
+        (job(optimizer="default", foreach=None, fused=True), AROUND, ["optimizer: foreach"]),
+        (
+            job(checkpointing="full", channels_last=False),
+            AROUND,
+            ["channels_last: true", "checkpointing: none"],
+        ),
+        (job(checkpointing="none", split="stated"), AROUND, ["split: balanced"]),
+        (job(split="balanced"), AROUND, []),
+        (job(accumulate=4, sync_every=1), AROUND, ["no sync_every"]),
+        (job(accumulate=4, sync_every=4), AROUND, []),
+    ],
+)
+def test_keys_that_would_change_something_are_tried(
+    workload: CallSite, around: Surroundings, codes: list[str]
+) -> None:
+    found = [each for each in candidates([workload], around, SHARES) if not each.refusal]
+    assert [each.code for each in found] == codes
+
+
+def test_the_keys_of_several_remedies_are_set_at_once() -> None:
+    rows = candidates([job(workers=0, bucket_mb=1, accumulate=4, sync_every=1)], AROUND, SHARES)
+    chosen = ("workers", "default buckets", "one average of the gradients")
+    found = merged(row for row in rows if row.remedy.name in chosen)
+    assert found == {"workers": 2, "bucket_mb": 25, "sync_every": None}
+
+
+def test_the_search_for_convolutions_is_not_tried_on_cpus() -> None:
+    (found,) = candidates([job(cudnn_benchmark=False)], AROUND, SHARES)
+    assert (found.code, found.refusal) == ("cudnn_benchmark: true", "it is for GPUs")
+
+
+def test_the_keys_are_those_of_jobs() -> None:
+    for row in REMEDIES:
+        assert {*(row.keys(WIDE) if callable(row.keys) else row.keys)} <= SETTINGS.keys()
 
 
 def test_without_a_call_nothing_is_tried() -> None:

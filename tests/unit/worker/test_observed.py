@@ -16,7 +16,7 @@ from gpurun.launcher.worker.training.trainer import Trainer
 from tests.launches import launch_config
 
 OPTIMIZER = {"optimizer": "'default'", "foreach": "None", "fused": "None"}
-ALWAYS = {"compile": "False", "threads": "1"}
+ALWAYS = {"compile": "False", "threads": "1", "precision": "'fp32'"}
 SAMPLES = [(torch.ones(1, 8, 8), torch.zeros(())) for _ in range(16)]
 
 
