@@ -140,6 +140,11 @@ def test_the_search_for_convolutions_is_not_tried_on_cpus() -> None:
     assert (found.code, found.refusal) == ("cudnn_benchmark: true", "it is for GPUs")
 
 
+def test_every_hook_that_halves_gradients_is_tried_where_less_precision_is_asked_for() -> None:
+    found = candidates([job(comm_hook="none")], replace(AROUND, numerics=True), SHARES)
+    assert [(each.code, each.refusal) for each in found] == [("comm_hook: bf16", ""), ("comm_hook: fp16", "")]
+
+
 def test_the_keys_are_those_of_jobs() -> None:
     for row in REMEDIES:
         assert {*(row.keys(WIDE) if callable(row.keys) else row.keys)} <= SETTINGS.keys()
