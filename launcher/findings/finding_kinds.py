@@ -281,7 +281,7 @@ _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
         f"{_SPENDS} waiting for data{_IN_FUNCTION}",
         "The device waits for the input pipeline.",
         "Time in which nothing computes while the loop fetches or preprocesses the next batch.",
-        "More loader processes (`workers`, `num_workers`), or less work per sample.",
+        "More loader processes (`workers`, `num_workers`), or less work per sample; see `gpurun improve`.",
     ),
     "exposed-copies": (
         f"{_SPENDS} on copies[ of {{memory}}] that nothing overlaps",
@@ -398,7 +398,7 @@ SPENT: Mapping[str, str] = {
 _ON_PARTS: Mapping[str, Mapping[str, str]] = {
     "input": {
         "": "let more processes prepare batches (a DataLoader's num_workers), or do less work per sample",
-        "-in-job": "raise `workers`, or do less work per sample",
+        "-in-job": "raise `workers`, as `gpurun improve` tries it, or do less work per sample",
     },
     "copies": {"": "pin the memory and copy with non_blocking=True"},
     "pinned_copies": {"": "copy less, or on another stream while the device computes"},
