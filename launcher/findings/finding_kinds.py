@@ -291,7 +291,7 @@ _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
     ),
     "host-bound": (
         f"{_SPENDS} waiting for the CPU to launch work[, {{latency_ms}} ms of it until that starts]"
-        f"{_IN_FUNCTION}",
+        f"[, mostly while that computes itself, as in {{operator}}]{_IN_FUNCTION}",
         "The device waits for Python to launch work.",
         "Gaps before the end of the call that launches the next kernel, and up to 20 µs from there.",
         "Larger batches, `torch.compile`, or CUDA graphs.",
@@ -404,6 +404,7 @@ _ON_PARTS: Mapping[str, Mapping[str, str]] = {
     "pinned_copies": {"": "copy less, or on another stream while the device computes"},
     "host": {
         "": "try larger batches, torch.compile or CUDA graphs",
+        "-computing": "let the device compute that, or another thread",
         "-with-compile": "try larger batches or CUDA graphs",
         "-with-graphs": "try larger batches or torch.compile",
         "-with-both": "try larger batches",

@@ -58,6 +58,8 @@ _OF_A_FILE: Mapping[str, str] = {
     "figures are those of the busiest, device {busiest}",
     "stray-work": "a little work on another device ({devices}) left out of the breakdown",
     "no-launches": "no launch of GPU work is recorded; work belongs to the step during which it began",
+    "calls-left-out": "{num_calls:call} of the CPU recorded, far fewer than their numbers say: events were "
+    "left out, so gaps may hold work",
     "lost-launches": "{num_lost:GPU event} without a recorded launch can't be assigned to a step",
     "idle-last-step": "step {last_step}, the last, launched no GPU work and is left out; "
     "--steps {last_step}:{end_step} shows it",

@@ -515,6 +515,7 @@ def advice_for(
         return of_transfer
     is_alike = found.part == "straggler" and "other_work_ms" not in found.figures
     forms = {
+        "computing": bool(found.figures.get("operator")),
         _WITH.get(frozenset(in_use), ""): bool(in_use),
         "balanced": is_balanced or (of_job and is_alike),
         "alike": is_alike,

@@ -166,6 +166,8 @@ def _named(cause: Cause, rank: RankTrace, mean: Breakdown, function: str | None)
     latency_us = mean.idle_by_cause_us.latency
     if cause.part == "host" and figures["who"] != EVERY_RANK and latency_us >= MENTION_FROM * mean.span_us:
         figures["latency_ms"] = latency_us / 1000
+    if cause.part == "host" and figures["who"] != EVERY_RANK:
+        figures["operator"] = rank.cpu.computes_in
     if cause.part == "gaps" and rank.cpu.blocked_in:
         figures |= {"case": "waiting", "call": rank.cpu.blocked_in}
     if cause.part != "one_off":

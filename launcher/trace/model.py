@@ -375,6 +375,8 @@ class CpuFacts:
     in `idle_by_cause_us`."""
     blocked_in: str | None = None
     """The call in which it is for most of `idle_by_cause_us.other`."""
+    computes_in: str | None = None
+    """The operator in which it computes itself longest, if it does so for most of `of_launches`."""
     remedies: tuple[Remedy, ...] = ()
     """The remedies that are in use."""
     has_stacks: bool = False
@@ -591,8 +593,8 @@ class TraceReport:
         if not causes:
             known = (each for each in self.findings if {"percent", "num_cut"} & {*each.figures})
             return tuple(each.sentence for each in known)
-        advice = {(each.figures["what"], each.ranks): each.text for each in steps}
-        said = [(each.sentence, advice.get((each.code, each.ranks))) for each in causes]
+        advice = {(each.figures["what"], each.ranks, each.weight): each.text for each in steps}
+        said = [(each.sentence, advice.get((each.code, each.ranks, each.weight))) for each in causes]
         return tuple(f"{text.removesuffix('.')}: {more}." if more else text for text, more in said)
 
     @property

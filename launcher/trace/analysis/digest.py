@@ -36,7 +36,9 @@ from gpurun.launcher.trace.analysis.steps import (
     Launched,
     OneOffWork,
     Step,
+    are_calls_left_out,
     before_capture,
+    computing_operators,
     host_steps,
     is_last_empty,
     launch_notes,
@@ -570,6 +572,7 @@ def _cpu_facts(
     return CpuFacts(
         LoopFunctions.of(trace, work).around(parts, window) if len(trace.functions) else {},
         picture.blocked_in(idle["other"]),
+        picture.computes_in(of_launches),
         tuple(name for name, shows in IN_USE.items() if any(map(shows.match, _all_names(trace)))),
         trace.has_stacks,
     )
@@ -650,6 +653,7 @@ class _GpuPicture:
         calls, launching = trace.launches, np.unique(trace.launches.thread[work.launch[work.is_known]])
         is_long = (calls.duration >= LONG_LAUNCH_NS) & np.isin(calls.thread, launching)
         self.blocking = calls.where(is_long)
+        self.computing = computing_operators(trace, launching)
         self.waits = Waits(
             data=trace.union_of(HostKind.DATA),
             comm=trace.union_of(HostKind.COMM),
@@ -670,7 +674,9 @@ class _GpuPicture:
         busy = gpu.covered if len(mine) == len(gpu) else union(gpu.start[mine], gpu.end[mine])
         begun = np.where(self.work.is_known, self.work.start, LOST)
         done = self.work.done.copy()
-        if self.work.is_known.any():
+        if are_calls_left_out(self.trace):
+            begun[:] = LOST
+        elif self.work.is_known.any():
             earlier = before_capture(self.trace, self.work)
             begun[earlier] = done[earlier] = np.iinfo(np.int64).min
         return busy, DeviceQueue(gpu.start[mine], begun[mine], done[mine])
@@ -695,6 +701,14 @@ class _GpuPicture:
             if 2 * calls.covered.intersect(other).length_ns > other.length_ns:
                 return str(self.trace.launch_names[name])
         return None
+
+    def computes_in(self, of_launches: Intervals) -> str | None:
+        """The operator in which the CPU computes longest, if it does so for most of its launches' delay."""
+        if 2 * self.computing.covered.intersect(of_launches).length_ns <= of_launches.length_ns:
+            return None
+        calls = self.computing
+        times_ns = np.bincount(calls.name, of_launches.inside_ns(calls.start, calls.end))
+        return self.trace.op_names[times_ns.argmax()]
 
     def total(self, mask: Mask, steps: list[Step], whole: bool) -> Scope:
         chosen = np.flatnonzero(mask)
@@ -778,6 +792,9 @@ class _CpuPicture:
     def blocked_in(self, other: Intervals) -> None:
         """None: no device waits."""
 
+    def computes_in(self, of_launches: Intervals) -> None:
+        """None, for the same reason."""
+
     def total(self, mask: Mask, steps: list[Step], whole: bool) -> Scope:
         starts, ends = [step.start_ns for step in steps], [step.end_ns for step in steps]
         busy = self.activity.busy
@@ -808,7 +825,7 @@ def _unreplayed(trace: Trace, work: Launched, steps: list[HostStep]) -> str:
     num_calls = int(((trace.launches.start >= first) & (trace.launches.start < last)).sum())
     lost = ~work.is_known & ~before_capture(trace, work)
     is_long = max(num_calls, len(trace.ranges)) > MAX_CALLS or len(trace.gpu) > MAX_WORK
-    is_lost = trace.cut is not None or lost.sum() > MOST_LOST * len(lost)
+    is_lost = trace.cut is not None or lost.sum() > MOST_LOST * len(lost) or are_calls_left_out(trace)
     return "launches" if is_lost else "long" if is_long else ""
 
 
@@ -876,3 +893,5 @@ def _notes(trace: Trace, steps: list[HostStep], work: Launched, no_step: int | N
             number = steps[no_step].number
             yield noticed("idle-last-step", last_step=number, end_step=number + 1)
         yield from replay_notes(work)
+        if are_calls_left_out(trace):
+            yield noticed("calls-left-out", num_calls=len(trace.launches))

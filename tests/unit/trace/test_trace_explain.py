@@ -284,7 +284,7 @@ GRAPH = [span("cuda_runtime", "cudaGraphLaunch", 9_300, 5, correlation=4), kerne
     ],
 )
 def test_what_is_in_use_is_not_advised(tmp_path: Path, others: list[Event], advice: str) -> None:
-    events = [*LATE, called("aten::mm", 200, 8_990, "cpu_op"), *others]
+    events = [*LATE, called("forward", 200, 8_990, "cpu_op"), *others]
     assert analyse_paths([write(tmp_path / "t.json", events)]).conclusion.endswith(f": {advice}.")
 
 
@@ -324,6 +324,56 @@ def test_a_kernel_of_triton_is_no_sign_of_compiling(tmp_path: Path) -> None:
     events = [launch(0, 1, 1), kernel("triton_poi_fused_0", 2, 100, 1), *LATE[2:]]
     said = analyse_paths([write(tmp_path / "t.json", events)]).conclusion
     assert "torch.compile" not in said
+
+
+def test_each_cause_has_its_own_advice(tmp_path: Path) -> None:
+    """Also where both are of one kind and of the same rank."""
+    ring = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+    events = [launch(0, 1, 1), kernel(ring, 2, 4_000, 1), launch(9_000, 5, 2), kernel("k", 9_010, 100, 2)]
+    report = analyse_paths([write(tmp_path / "t.json", events, **rank_info(0, 2))])
+    assert [each.partition(": ")[2] for each in report.sentences] == [
+        "record the profiler's with_stack=True.",
+        "record the traces of all ranks.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("others", "says", "lacks"),
+    [
+        (
+            [],
+            "mostly while that computes itself, as in aten::mul: let the device compute that",
+            "torch.compile",
+        ),
+        ([called("cudaStreamIsCapturing", 5_000, 5_001)], "launch work: try larger", "computes itself"),
+        ([called("aten::add", 200, 8_000, "cpu_op") | {"tid": 5}], "as in aten::mul", "aten::add"),
+    ],
+    ids=["it computes", "it calls the GPU", "others compute"],
+)
+def test_an_operator_that_the_cpu_computes_itself_is_named(
+    tmp_path: Path, others: list[Event], says: str, lacks: str
+) -> None:
+    operators = [called("aten::mul", 200, 6_000, "cpu_op"), called("aten::fill_", 6_100, 8_800, "cpu_op")]
+    if others and "cuda" in others[0]["name"]:
+        operators = [called("aten::mul", 200, 8_800, "cpu_op")]
+    said = analyse_paths([write(tmp_path / "t.json", [*LATE, *operators, *others])]).conclusion
+    assert says in said
+    assert lacks not in said
+
+
+@pytest.mark.parametrize("step_of_numbers", [1, 5, 200])
+def test_gaps_of_a_thinned_trace_are_unknown(tmp_path: Path, step_of_numbers: int) -> None:
+    """Each call that CUDA has counts, and far fewer are in the trace."""
+    events = []
+    for i in range(120):
+        number = 1 + i * step_of_numbers
+        events += [launch(100 * i, 5, number), kernel("k", 100 * i + 50, 10, number)]
+    report = analyse_paths([write(tmp_path / "t.json", events)])
+    idle = report.ranks[0].total.idle_by_cause_us
+    is_thinned = step_of_numbers == 200
+    assert idle.unknown == (119 * 90 if is_thinned else 0)
+    assert ("in gaps; the traces lack launches" in report.conclusion) == is_thinned
+    assert any("120 calls of the CPU recorded" in each.text for each in report.findings) == is_thinned
 
 
 def test_what_passes_until_launched_work_starts_is_said_where_it_is_much(tmp_path: Path) -> None:
