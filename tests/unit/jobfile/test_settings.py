@@ -214,34 +214,27 @@ def test_a_baseline_is_found_by_every_setting(tmp_path: Path, name: str) -> None
 
 
 @pytest.mark.parametrize("name", VARYING)
-def test_only_batches_share_processes(tmp_path: Path, name: str) -> None:
-    plan = build_plan(varying(tmp_path, name), MACHINE)
-    assert (len({launch.group for launch in plan.launches}) == 1) is SETTINGS[name].shares_processes
+def test_variants_share_what_the_row_of_the_setting_says(tmp_path: Path, name: str) -> None:
+    """Processes, which only batches do; a failure while the model is built; the task, to be compared."""
+    plan, setting = build_plan(varying(tmp_path, name), MACHINE), SETTINGS[name]
+    first, second = plan.variants
+    assert (len({launch.group for launch in plan.launches}) == 1) is setting.shares_processes
+    assert (model_of(first) != model_of(second)) is setting.builds_model
+    assert first.same_task(second) is not setting.is_task
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_strategies_take_turns_unless_another_setting_differs(tmp_path: Path, name: str) -> None:
-    setting = SETTINGS[name]
+def test_jobs_share_what_the_row_of_the_setting_says(tmp_path: Path, name: str) -> None:
+    """Turns of strategies, and ranks from their start; a search knows every setting that differs."""
+    setting, variants = SETTINGS[name], two_variants(tmp_path, name)
+    first, second = variants
     may_differ = setting.shares_processes or setting.option or setting.takes_turns
-    first, second = map(processes_in_turns, two_variants(tmp_path, name))
-    assert (first == second) is may_differ
-
-
-@pytest.mark.parametrize("name", [name for name in VARYING if TRAINING in SETTINGS[name].kinds])
-def test_ranks_try_whatever_they_do_not_have_from_their_start(tmp_path: Path, name: str) -> None:
-    first, second = map(processes_for, two_variants(tmp_path, name))
-    assert (first != second) is (SETTINGS[name].needs_processes or name == "strategy")
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_a_search_knows_every_setting_that_differs(tmp_path: Path, name: str) -> None:
-    assert name in {key.setting for key in keys_of(two_variants(tmp_path, name))}
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_other_devices_alone_leave_no_other_setting_different(tmp_path: Path, name: str) -> None:
-    first, second = two_variants(tmp_path, name)
-    assert first.same_but_devices(second) is SETTINGS[name].names_variant
+    assert (processes_in_turns(first) == processes_in_turns(second)) is may_differ
+    if name in VARYING and TRAINING in setting.kinds:
+        needs_others = setting.needs_processes or name == "strategy"
+        assert (processes_for(first) != processes_for(second)) is needs_others
+    assert first.same_but_devices(second) is setting.names_variant
+    assert name in {key.setting for key in keys_of(variants)}
 
 
 @pytest.mark.parametrize("name", [name for name in VARYING if SETTINGS[name].for_training])
@@ -272,14 +265,6 @@ def test_every_option_is_of_a_strategy() -> None:
     assert of == options
 
 
-@pytest.mark.parametrize("name", VARYING)
-def test_a_failure_while_building_is_shared_by_variants_that_build_the_same(
-    tmp_path: Path, name: str
-) -> None:
-    models = [model_of(variant) for variant in build_plan(varying(tmp_path, name), MACHINE).variants]
-    assert (models[0] != models[1]) is SETTINGS[name].builds_model
-
-
 @pytest.mark.parametrize("name", SETTINGS)
 def test_diff_compares_the_same_work_only(tmp_path: Path, name: str) -> None:
     a, b = (comparison_of(job_of(tmp_path, name, {name: value})) for value in VALUES[name])
@@ -292,9 +277,7 @@ def test_diff_compares_the_same_work_only(tmp_path: Path, name: str) -> None:
     assert not diff_runs(a, a).not_comparable
 
 
-@pytest.mark.parametrize(
-    "name", ["script", "args", "compile", "channels_last", "seed", "threads", "precision"]
-)
+@pytest.mark.parametrize("name", OTHER_WORK)
 def test_these_are_other_work(name: str) -> None:
     assert not SETTINGS[name].same_work
 
@@ -303,12 +286,6 @@ def test_diff_ignores_what_a_strategy_does_not_have(tmp_path: Path) -> None:
     jobs = (job_of(tmp_path, "bucket_mb", {"strategy": "dp", "bucket_mb": mib}) for mib in (10, 25))
     a, b = map(comparison_of, jobs)
     assert not diff_runs(a, b).not_comparable
-
-
-def test_variants_of_two_tasks_are_not_compared(tmp_path: Path) -> None:
-    for name in VARYING:
-        first, second = build_plan(varying(tmp_path, name), MACHINE).variants
-        assert first.same_task(second) is not SETTINGS[name].is_task
 
 
 FOREIGN = [
