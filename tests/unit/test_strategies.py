@@ -36,6 +36,7 @@ UNKNOWN = "fsdpp"
     ("more", "overrides", "place"),
     [
         (f"strategy: {UNKNOWN}\n", (), "job.yaml:4:11"),
+        ("strategy: script\n", (), "job.yaml:4:11"),  # of programs
         (f"compare: {{strategy: [ddp, {UNKNOWN}]}}\n", (), "job.yaml:4:27"),
         (f"baseline: {{strategy: {UNKNOWN}}}\n", (), "job.yaml:4:22"),
         ("", (f"strategy={UNKNOWN}",), "--set strategy"),
@@ -53,13 +54,6 @@ def test_a_job_names_no_unknown_strategy(
     wording(str(caught.value))
 
 
-def test_a_job_names_no_strategy_of_programs(tmp_path: Path) -> None:
-    path = tmp_path / "job.yaml"
-    path.write_text(f"{JOB}strategy: script\n")
-    with pytest.raises(SpecError, match='got the text "script"'):
-        load_job(path)
-
-
 def planned(tmp_path: Path) -> tuple[Plan, LaunchConfig]:
     path = tmp_path / "job.yaml"
     path.write_text(JOB)
@@ -67,15 +61,24 @@ def planned(tmp_path: Path) -> tuple[Plan, LaunchConfig]:
     return plan, configs[0]
 
 
-@pytest.mark.parametrize("kind", [Plan, LaunchConfig])
-def test_no_file_of_a_run_is_read_back_with_an_unknown_strategy(
-    tmp_path: Path, kind: type, wording: Wording
+@pytest.mark.parametrize(
+    ("kind", "old", "new"),
+    [
+        (Plan, "ddp", UNKNOWN),
+        (LaunchConfig, "ddp", UNKNOWN),
+        (Plan, "cpu:0", "tpu:0"),
+        (Plan, "fp32", "fp99"),
+        (Plan, "gpt", "gptt"),
+    ],
+)
+def test_no_file_of_a_run_is_read_back_with_a_name_that_no_table_has(
+    tmp_path: Path, kind: type, old: str, new: str, wording: Wording
 ) -> None:
     plan, config = planned(tmp_path)
     path = tmp_path / "file.json"
     write_json(path, plan if kind is Plan else config)
     assert read_json(path, kind)
-    path.write_text(path.read_text().replace('"ddp"', f'"{UNKNOWN}"'))
+    path.write_text(path.read_text().replace(f'"{old}"', f'"{new}"'))
     with wording.raises(MachineError):
         read_json(path, kind)
 
@@ -107,21 +110,6 @@ def test_no_recorded_job_has_a_name_that_no_table_has(
     write_json(run.spec, job | changes)
     with wording.raises(MachineError):
         compare_run(run)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [("cpu:0", "tpu:0"), ("fp32", "fp99"), ("gpt", "gptt")],
-)
-def test_no_plan_is_read_back_with_a_name_that_no_table_has(
-    tmp_path: Path, old: str, new: str, wording: Wording
-) -> None:
-    plan, _ = planned(tmp_path)
-    path = tmp_path / "plan.json"
-    write_json(path, plan)
-    path.write_text(path.read_text().replace(f'"{old}"', f'"{new}"'))
-    with wording.raises(MachineError):
-        read_json(path, Plan)
 
 
 def test_no_comparison_is_read_back_with_an_unknown_strategy(tmp_path: Path, wording: Wording) -> None:

@@ -18,7 +18,6 @@ from gpurun.launcher.inspect.snapshot import (
     parse_history,
 )
 from gpurun.launcher.inspect.stacks import BACKWARD, COLLECTIVE, Activity, Frame, Thread
-from gpurun.launcher.units import ranks_text
 from tests.known import known
 from tests.wording import Wording
 
@@ -142,14 +141,6 @@ def test_numbers_go_before_stacks_and_name_the_line(wording: Wording) -> None:
     wording(found.headline)
     assert (found.rank, found.missing) == (2, (2,))
     wording(found.details[1])
-
-
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [((2,), "rank 2"), ((0, 1, 3), "ranks 0, 1, 3"), ((*range(31), 32), "ranks 0–30, 32")],
-)
-def test_many_ranks_are_named_by_their_range(ranks: tuple[int, ...], text: str) -> None:
-    assert ranks_text(ranks) == text
 
 
 def usage(histories: list[Any], threads: list[tuple[Thread, ...]]) -> list[RankUsage]:
