@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import pytest
 
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.figures.recorded import launch_logs, round_times
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms
-from gpurun.launcher.compare.model import Difference, OpenPair
+from gpurun.launcher.compare.model import Comparison, Difference, OpenPair
 from gpurun.launcher.compare.notes import open_notes
 from gpurun.launcher.compare.ranking import EARLY_ROUNDS_SHARE, Following, following
 from gpurun.launcher.errors import MachineError
@@ -88,6 +89,9 @@ def test_figures_of_two_splits_in_one_launch(files: Files) -> None:
     assert comparison.fastest == "ddp-2-even"
     assert comparison.complete
     assert (even.scaling_efficiency, even.gradient_error) == (None, None)
+    again = msgspec.json.decode(msgspec.json.encode(comparison), type=Comparison)
+    assert msgspec.json.encode(again) == msgspec.json.encode(comparison)
+    assert by_id(again)["ddp-2-48-16"].vs_baseline == uneven.vs_baseline
 
 
 def test_a_run_that_could_end_after_any_look_has_a_lower_level(files: Files) -> None:
