@@ -102,22 +102,33 @@ COMPARED = "script: train.py\ncompare: {options: [{batch: 8}, {batch: x}, {batch
 
 
 @pytest.mark.parametrize(
-    ("job", "said", "refused"),
+    ("job", "said", "made_step", "refused"),
     [
-        (COMPARED, f"Seed 1\n{USAGE}train.py: error: argument --batch: invalid int value: 'x'\n", True),
-        (COMPARED, "Usage: train.py [OPTIONS]\n\nError: No such option: --batch\n", True),
-        (COMPARED, "no luck\n", False),
-        ("script: train.py\nargs: [--batch, x]\n", f"{USAGE}train.py: error: no\n", False),
+        (
+            COMPARED,
+            f"Seed 1\n{USAGE}train.py: error: argument --batch: invalid int value: 'x'\n",
+            False,
+            True,
+        ),
+        (COMPARED, "Usage: train.py [OPTIONS]\n\nError: No such option: --batch\n", False, True),
+        (COMPARED, USAGE, True, False),
+        (COMPARED, "no luck\n", False, False),
+        ("script: train.py\nargs: [--batch, x]\n", f"{USAGE}train.py: error: no\n", False, False),
     ],
-    ids=["argparse", "click", "another-end", "no-comparison"],
+    ids=["argparse", "click", "after-a-step", "another-end", "no-comparison"],
 )
 def test_arguments_that_a_program_refuses_end_the_comparison(
-    tmp_path: Path, job: str, said: str, refused: bool, wording: Wording
+    tmp_path: Path, job: str, said: str, made_step: bool, refused: bool, wording: Wording
 ) -> None:
     case = Case(tmp_path, job, [])
-    log = case.run.log(case.plan.launches[0].id, 0)
+    variant, launch = case.plan.variants[0].id, case.plan.launches[0].id
+    log = case.run.log(launch, 0)
 
     def prints() -> None:
+        if made_step:
+            case.run.variant(variant).mkdir(parents=True)
+            step = StepRecord(launch, 1, 0, 1, "timed", 10**8, {}, None)
+            append_lines(case.run.steps(variant, 0), [step])
         log.parent.mkdir(parents=True)
         log.write_text(said)
 
@@ -133,22 +144,6 @@ def test_arguments_that_a_program_refuses_end_the_comparison(
     assert len(case.ranks.log) == 2
     assert case.said == []
     assert case.statuses() == [None] * 3
-
-
-def test_a_program_that_has_made_steps_doesnt_refuse_its_arguments(tmp_path: Path) -> None:
-    case = Case(tmp_path, COMPARED, [])
-    variant, launch = case.plan.variants[0].id, case.plan.launches[0].id
-
-    def works() -> None:
-        step = StepRecord(launch, 1, 0, 1, "timed", 10**8, {}, None)
-        case.run.variant(variant).mkdir(parents=True)
-        append_lines(case.run.steps(variant, 0), [step])
-        case.run.log(launch, 0).parent.mkdir(parents=True)
-        case.run.log(launch, 0).write_text(USAGE)
-
-    failure = replace(record(0, "SystemExit", "run"), kind="exit", message="exit code 2")
-    case.ranks.scripts = [[(1.0, works), (1.0, failure), *exits(2, 2)], exits(0, 0), exits(0, 0)]
-    assert case.done().statuses()[0] == "failed"
 
 
 @pytest.mark.parametrize("found", [[True, False], [None, None]], ids=["counted", "not counted"])
@@ -842,10 +837,25 @@ def test_a_run_is_kept_where_it_was_before_and_over_no_other(tmp_path: Path, wor
         check_store(other, latest)
 
 
-def test_ctrl_c_while_ranks_are_started_stops_them(tmp_path: Path) -> None:
-    case = Case(tmp_path, SPLITS, [], broken={"breaks_start": CTRL_C})
-    assert case.fails() is CTRL_C
-    assert case.ranks.log == ["start 01-ddp-2", "stop 01-ddp-2"]
+LOST = NodesError("node 1 is gone")
+
+
+@pytest.mark.parametrize(
+    ("scripts", "at", "error", "stops"),
+    [
+        ([], "breaks_start", CTRL_C, 1),
+        ([WELL], "breaks_stop", CTRL_C, 2),
+        ([[(1.0, MachineError("odd"))]], "breaks_stop", LOST, 1),
+    ],
+    ids=["Ctrl-C, starting", "Ctrl-C, stopping", "a lost node, stopping"],
+)
+def test_what_comes_while_ranks_are_started_or_stopped_is_the_error_and_stops_them(
+    tmp_path: Path, scripts: list[Script], at: str, error: BaseException, stops: int
+) -> None:
+    case = Case(tmp_path, SPLITS, scripts, broken={at: error})
+    assert case.fails() is error
+    assert case.ranks.log == ["start 01-ddp-2", *["stop 01-ddp-2"] * stops]
+    assert not case.run.control("01-ddp-2").exists()
 
 
 def test_ctrl_c_in_the_pause_before_a_restart_has_nothing_to_stop(tmp_path: Path) -> None:
@@ -854,18 +864,6 @@ def test_ctrl_c_in_the_pause_before_a_restart_has_nothing_to_stop(tmp_path: Path
     assert case.fails() is CTRL_C
     assert case.ranks.log == ["start 01-ddp-2", "stop 01-ddp-2"]
     assert case.said[-1].startswith("restart 1 of 3")
-
-
-def test_ctrl_c_while_ranks_are_stopped_is_not_lost(tmp_path: Path) -> None:
-    case = Case(tmp_path, SPLITS, [WELL], broken={"breaks_stop": CTRL_C})
-    assert case.fails() is CTRL_C
-    assert not case.run.control("01-ddp-2").exists()
-
-
-def test_the_loss_of_a_node_that_shows_while_ranks_are_stopped_is_the_error(tmp_path: Path) -> None:
-    lost = NodesError("node 1 is gone")
-    case = Case(tmp_path, SPLITS, [[(1.0, MachineError("odd"))]], broken={"breaks_stop": lost})
-    assert case.fails() is lost
 
 
 def test_a_bug_of_ours_stops_the_ranks_too(tmp_path: Path) -> None:

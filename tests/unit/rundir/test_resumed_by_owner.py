@@ -23,19 +23,6 @@ def run(tmp_path: Path) -> RunDir:
     return RunDir(tmp_path / "run")
 
 
-@other_user
-@pytest.mark.parametrize("place", [".", "job.yaml", "plan.json", "invocation.json"])
-def test_a_run_that_a_group_may_change_is_not_resumed(run: RunDir, place: str, wording: Wording) -> None:
-    path = run.path / place
-    path.chmod(0o775)
-    check_owner(run.path)  # the group of root has no other member
-    os.chown(path, -1, 12345)
-    with wording.raises(SpecError):
-        check_owner(run.path)
-    path.chmod(0o755)
-    check_owner(run.path)
-
-
 ACL = "system.posix_acl_access"
 NO_ID = 0xFFFFFFFF
 
@@ -54,15 +41,18 @@ def let_write(path: Path, tag: int, allowed: int) -> None:
 
 
 @pytest.mark.parametrize("place", [".", "job.yaml", "plan.json", "invocation.json"])
-@pytest.mark.parametrize("tag", [2, 8], ids=["user", "group"])
-def test_a_run_that_an_access_list_lets_others_change_is_not_resumed(
-    run: RunDir, place: str, tag: int, wording: Wording
+@pytest.mark.parametrize(
+    "tag", [pytest.param(None, marks=other_user), 2, 8], ids=["group of the file", "user", "group"]
+)
+def test_a_run_that_others_may_change_is_not_resumed(
+    run: RunDir, place: str, tag: int | None, wording: Wording
 ) -> None:
+    """By the group of a file or by its access list."""
     path = run.path / place
-    let_write(path, tag, 5)
+    path.chmod(0o775) if tag is None else let_write(path, tag, 5)
     if os.geteuid() == 0:  # whose group has no other member
         check_owner(run.path)
-    let_write(path, tag, 7)
+    os.chown(path, -1, 12345) if tag is None else let_write(path, tag, 7)
     with wording.raises(SpecError):
         check_owner(run.path)
     path.chmod(0o755)  # as the remedy does: the mask

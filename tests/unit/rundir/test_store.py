@@ -404,34 +404,24 @@ def test_a_url_above_runs_names_those_below_it(run: Path, tmp_path: Path, wordin
         find_run(fetched(HERE))
 
 
-@pytest.mark.parametrize("is_away", [True, False])
+@pytest.mark.parametrize("fails", ["put", "versions", None])
 def test_results_that_never_reached_the_store_are_an_error(
-    run: Path, is_away: bool, monkeypatch: pytest.MonkeyPatch, wording: Wording
+    run: Path, fails: str | None, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
+    """What a store has is not known while it cannot be asked."""
+
     def away(*_: object) -> None:
         raise OSError("connection refused")
 
     said: list[str] = []
+    if fails == "versions":
+        Copier(run, Store(HERE), print).step(final=True)
     with monkeypatch.context() as patch:
-        if is_away:
-            patch.setattr(Store, "put", away)
+        if fails is not None:
+            patch.setattr(Store, fails, away)
         with copied(run, HERE, said.append) as copy:
-            copy.limit_s = 0.5 if is_away else 60.0  # too short for another try
-    assert (copy.error is not None) == is_away
-    wording([*said, str(copy.error)])
-
-
-def test_what_a_store_has_is_not_known_while_it_cannot_be_asked(
-    run: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
-) -> None:
-    def away(*_: object) -> None:
-        raise OSError("connection refused")
-
-    Copier(run, Store(HERE), print).step(final=True)
-    said: list[str] = []
-    monkeypatch.setattr(Store, "versions", away)
-    with copied(run, HERE, said.append) as copy:
-        copy.limit_s = 0.5  # too short for another try
+            copy.limit_s = 60.0 if fails is None else 0.5  # too short for another try
+    assert (copy.error is not None) == (fails is not None)
     wording([*said, str(copy.error)])
 
 

@@ -62,9 +62,14 @@ def index_of(directory: Path, ranks: list[list[Event]]) -> Index:
         write(directory / f"rank{rank}.pt.trace.json", events, **rank_info(rank, len(ranks)))
         for rank, events in enumerate(ranks)
     ]
-    target = directory / "index"
+    return index_from(files)
+
+
+def index_from(files: list[Path]) -> Index:
+    """The index of these traces, next to the first."""
+    target = files[0].parent / "index"
     target.mkdir()
-    build(files, directory, target, no_news)
+    build(files, target.parent, target, no_news)
     return open_index(target)
 
 
@@ -357,10 +362,7 @@ def test_a_damaged_trace_leaves_the_others(tmp_path: Path) -> None:
     good = write(tmp_path / "rank0.pt.trace.json", two_ranks()[0], **rank_info(0, 2))
     bad = tmp_path / "rank1.pt.trace.json"
     bad.write_bytes(good.read_bytes().replace(b'"ts":', b'"ts"', 1))
-    target = tmp_path / "index"
-    target.mkdir()
-    build([good, bad], tmp_path, target, no_news)
-    header = open_index(target).header
+    header = index_from([good, bad]).header
     assert [rank.rank for rank in header.ranks] == [0]
     (problem,) = header.problems
     assert problem.file == "rank1.pt.trace.json"
@@ -371,10 +373,8 @@ def test_a_damaged_trace_leaves_the_others(tmp_path: Path) -> None:
 def test_without_any_good_trace_there_is_no_index(tmp_path: Path) -> None:
     bad = tmp_path / "rank0.pt.trace.json"
     bad.write_bytes(b'{"traceEvents": [{"ph"')
-    target = tmp_path / "index"
-    target.mkdir()
     with pytest.raises(BrokenTraces) as caught:
-        build([bad], tmp_path, target, no_news)
+        index_from([bad])
     assert [problem.file for problem in caught.value.problems] == ["rank0.pt.trace.json"]
 
 
@@ -384,20 +384,16 @@ def test_an_index_that_could_not_be_opened_is_not_made(
     """It would be removed as damaged and made again with every request."""
     monkeypatch.setattr(build_module, "MAX_HEADER_BYTES", 10_000)
     events = [span("cpu_op", "aten::mm", i, 1, tid=i) for i in range(200)]
-    target = tmp_path / "index"
-    target.mkdir()
     with pytest.raises(BrokenTraces) as caught:
-        build([write(tmp_path / "rank0.pt.trace.json", events)], tmp_path, target, no_news)
+        index_of(tmp_path, [events])
     wording(re.sub(r"[\d,]+ bytes", "N bytes", caught.value.problems[0].message))
-    assert not (target / "index.json").exists()
+    assert not (tmp_path / "index" / "index.json").exists()
 
 
 @pytest.mark.parametrize("harm", ["short", "format", "json"])
 def test_a_damaged_index_is_noticed(tmp_path: Path, harm: str) -> None:
-    directory = tmp_path / "made"
-    directory.mkdir()
-    index_of(directory, two_ranks())
-    target = directory / "index"
+    index_of(tmp_path, two_ranks())
+    target = tmp_path / "index"
     if harm == "short":
         (target / "start").write_bytes((target / "start").read_bytes()[:-8])
     elif harm == "format":
@@ -502,6 +498,7 @@ def test_ranges_that_nest_lie_at_their_depth(depth: int, repeats: int) -> None:
 
 @given(pieces, st.integers(1, 50))
 def test_merging_keeps_what_can_be_seen(found: list[tuple[int, int, int]], shortest_ns: int) -> None:
+    """What is short lies in one block, and there are no more of them than half pixels."""
     before = row_of(found)
     after = merge(before, shortest_ns)
     assert after.count.sum() == len(before)
@@ -512,24 +509,11 @@ def test_merging_keeps_what_can_be_seen(found: list[tuple[int, int, int]], short
     alone = after.entry != MERGED
     assert (after.start[alone] == before.start[np.searchsorted(before.entry, after.entry[alone])]).all()
     assert ((after.count > 1) == ~alone).all()
-
-
-@given(pieces, st.integers(1, 50))
-def test_what_is_short_lies_in_exactly_one_block(found: list[tuple[int, int, int]], shortest_ns: int) -> None:
-    before = row_of(found)
-    after = merge(before, shortest_ns)
     home = np.searchsorted(after.start, before.start, "right") - 1
     for i in range(len(before)):
         inside = (after.start <= before.start[i]) & (before.end[i] <= after.end)
         assert inside.any(), "a block has vanished"
     assert len(before) == 0 or home.min() >= 0
-
-
-@given(pieces, st.integers(1, 50))
-def test_there_are_no_more_blocks_than_half_pixels(
-    found: list[tuple[int, int, int]], shortest_ns: int
-) -> None:
-    after = merge(row_of(found), shortest_ns)
     if len(after):
         span = int(after.end[-1] - after.start[0])
         assert len(after) <= 2 * (span // shortest_ns + 2)
