@@ -5,7 +5,7 @@ the nearest ancestor that is a subreaper. So orphans are found by walking up par
 
 Cores that all but the descendants keep busy are not left to a job. Sources: Linux,
 Documentation/filesystems/proc.rst, section "Miscellaneous kernel statistics in /proc/stat"; proc(5),
-/proc/PID/stat.
+/proc/PID/stat and /proc/PID/status.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.grouping import grouped
@@ -54,6 +54,8 @@ class _Stat(NamedTuple):
     """Whether a signal such as SIGSTOP has stopped it until SIGCONT; a debugger's process isn't."""
     ticks: int
     """CPU time in clock ticks, with that of the children that it has waited for."""
+    start_ticks: int
+    """When it began, in clock ticks since boot."""
 
 
 def check_proc() -> None:
@@ -149,13 +151,27 @@ def _is_cleaner(pid: int) -> bool:
 
 
 def _ignores_hangup(pid: int) -> bool:
-    """Source: proc(5), /proc/PID/status, SigIgn."""
+    return has_signal(pid, "SigIgn", signal.SIGHUP)
+
+
+def has_signal(pid: int, mask: Literal["SigIgn", "SigCgt"], number: int) -> bool:
+    """Whether a process ignores a signal, or has a handler for it; not if it has ended."""
+    return bool(status_number(Path(f"/proc/{pid}"), mask, 16) >> (number - 1) & 1)
+
+
+def status_number(process: Path, name: str, base: int = 10) -> int:
+    """A number in the `status` of a directory of /proc; 0 if the process has ended."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        lines = (process / "status").read_text().splitlines()
     except OSError:
-        return False
-    (ignored,) = (line for line in status.splitlines() if line.startswith("SigIgn:"))
-    return bool(int(ignored.split()[1], 16) >> (signal.SIGHUP - 1) & 1)
+        return 0
+    return next((int(line.split()[1], base) for line in lines if line.startswith(f"{name}:")), 0)
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process began, in clock ticks since boot; `None`: it is not running."""
+    stat = _stat(str(pid))
+    return stat.start_ticks if stat is not None and stat.alive else None
 
 
 def is_alive(pid: int) -> bool:
@@ -252,7 +268,9 @@ def _stat(pid: str) -> _Stat | None:
     fields = line[line.rindex(b")") + 2 :].split()
     num_threads = int(fields[17])
     is_alive, ticks = fields[0] not in b"ZX" or num_threads > 1, sum(map(int, fields[11:15]))
-    return _Stat(int(pid), int(fields[1]), int(fields[3]), is_alive, fields[0] == b"T", ticks)
+    return _Stat(
+        int(pid), int(fields[1]), int(fields[3]), is_alive, fields[0] == b"T", ticks, int(fields[19])
+    )
 
 
 def _prctl(option: int, value: int) -> None:

@@ -11,6 +11,7 @@ import resource
 from pathlib import Path
 
 from gpurun.launcher.errors import MachineError
+from gpurun.launcher.machine.process_tree import status_number
 from gpurun.launcher.units import GIB, format_gib, plural
 
 _PROCESSES = re.compile(
@@ -95,9 +96,13 @@ def check_processes(num_ranks: int, proc: Path = Path("/proc")) -> None:
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     needed = _THREADS_PER_RANK * num_ranks
-    if soft == resource.RLIM_INFINITY or os.getuid() == 0 or _status(proc / "self", "CapEff", 16) & _EXEMPT:
+    if (
+        soft == resource.RLIM_INFINITY
+        or os.getuid() == 0
+        or status_number(proc / "self", "CapEff", 16) & _EXEMPT
+    ):
         return
-    running = sum(_status(each, "Threads") for each in proc.glob("[0-9]*") if _is_ours(each))
+    running = sum(status_number(each, "Threads") for each in proc.glob("[0-9]*") if _is_ours(each))
     if running + needed > soft:
         raise MachineError(
             f"`ulimit -u` is {soft}, but this user runs {plural(running, 'thread')}, "
@@ -135,15 +140,6 @@ def _is_ours(process: Path) -> bool:
         return process.stat().st_uid == os.getuid()
     except OSError:  # it has just ended
         return False
-
-
-def _status(process: Path, name: str, base: int = 10) -> int:
-    """A number of a process; 0 if it has ended."""
-    try:
-        lines = (process / "status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1], base) for line in lines if line.startswith(f"{name}:")), 0)
 
 
 def check_open_files(num_ranks: int) -> None:

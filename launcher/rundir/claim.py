@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from gpurun.launcher.errors import MachineError, SpecError, unwritable
-from gpurun.launcher.rundir.control import start_ticks
+from gpurun.launcher.machine.process_tree import start_ticks
 from gpurun.launcher.rundir.files import RunDir, newest_name, write_bytes, write_json
 from gpurun.launcher.rundir.paths import LATEST, PLAN, bytes_below
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpurun.launcher.errors import SpecError, unwritable
+from gpurun.launcher.machine.process_tree import has_signal, start_ticks
 from gpurun.launcher.rundir.files import RunDir, replacing
 from gpurun.launcher.rundir.paths import is_rank
 
@@ -283,7 +284,11 @@ class ControlDir(AbstractContextManager["ControlDir"]):
         except (OSError, OverflowError):
             return
         try:
-            if state.is_running and self._is_mapped_by(state) and _handles(state.pid):
+            if (
+                state.is_running
+                and self._is_mapped_by(state)
+                and has_signal(state.pid, "SigCgt", STACKS_SIGNAL)
+            ):
                 with contextlib.suppress(OSError):
                     signal.pidfd_send_signal(process, STACKS_SIGNAL)
         finally:
@@ -346,32 +351,6 @@ def read_states(directory: Path) -> Mapping[int, RankState]:
             return control.states()
     except OSError:
         return {}
-
-
-def _handles(pid: int) -> bool:
-    """Whether the process has a handler for the signal, which ends any other.
-
-    Source: proc(5), /proc/PID/status, SigCgt.
-    """
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
-    return bool(int(caught, 16) >> (STACKS_SIGNAL - 1) & 1)
-
-
-def start_ticks(pid: int) -> int | None:
-    """When a process began, in clock ticks since boot; `None`: it is not running.
-
-    Source: proc(5), /proc/PID/stat, field 22.
-    """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return None
-    fields = stat[stat.rindex(b")") + 2 :].split()
-    return None if fields[0] in b"ZX" else int(fields[19])
 
 
 def leave(directory: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity
 
+from gpurun.launcher.machine.process_tree import status_number
 from gpurun.launcher.worker.accelerators.clock import Clock, HostClock, Stamps
 from gpurun.launcher.worker.accelerators.runtime import Runtime
 
@@ -55,14 +56,7 @@ class CpuRuntime(Runtime):
 
     def peak_bytes(self, device: torch.device) -> int | None:
         """Resident memory of the process at its peak."""
-        try:
-            status = Path("/proc/self/status").read_text()
-        except OSError:
-            return None
-        for line in status.splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-        return None
+        return status_number(Path("/proc/self"), "VmHWM") * 1024 or None
 
     def limit_memory(self, device: torch.device, num_bytes: int) -> None:
         """The process may grow by so many: it runs out of memory before the machine does."""

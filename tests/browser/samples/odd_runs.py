@@ -11,9 +11,9 @@ from pathlib import Path
 from gpurun.launcher.compare.figures.ranks import RankFigures
 from gpurun.launcher.compare.figures.size_curves import Curve, CurvePoint, ProbeResult
 from gpurun.launcher.findings.finding import finding
+from gpurun.launcher.machine.process_tree import start_ticks
 from gpurun.launcher.plan.model import Launch, Plan
 from gpurun.launcher.rundir.claim import Running, boot_id
-from gpurun.launcher.rundir.control import start_ticks
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.records import Event
 from tests.browser.samples.sample_runs import MARKUP, rank_figures, variant, write_comparison, write_steps

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from gpurun.launcher.machine.process_tree import start_ticks
 from gpurun.launcher.rundir.claim import boot_id
-from gpurun.launcher.rundir.control import start_ticks
 from gpurun.launcher.rundir.files import RunDir
 from tests.integration.command import Result, gpurun, write
 from tests.whole import first

@@ -20,6 +20,7 @@ import pytest
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.inspect.requests import WantTraces, request, take_question
 from gpurun.launcher.inspect.snapshot import ask_history
+from gpurun.launcher.machine.process_tree import start_ticks
 from gpurun.launcher.rundir.control import (
     MAX_BYTES,
     ControlDir,
@@ -31,7 +32,6 @@ from gpurun.launcher.rundir.control import (
     read_states,
     socket_name,
     stacks_name,
-    start_ticks,
 )
 from gpurun.launcher.rundir.files import RunDir
 from tests.wording import Wording

@@ -14,6 +14,7 @@ from gpurun.launcher.errors import Interrupted, MachineError, SpecError
 from gpurun.launcher.failures.reporter import Reporter, log_tail, stopping_text
 from gpurun.launcher.failures.root_cause import Failure, fails_everywhere, is_transient
 from gpurun.launcher.logs.relay import MOST_AT_ONCE_BYTES, REMOVED, Relay, log_lines
+from gpurun.launcher.machine.process_tree import start_ticks
 from gpurun.launcher.machine.resource_limits import check_open_files, remedy, start_problem
 from gpurun.launcher.run.session import pause_s
 from gpurun.launcher.rundir.claim import (
@@ -31,7 +32,6 @@ from gpurun.launcher.rundir.control import (
     leave,
     make_directory,
     read_states,
-    start_ticks,
 )
 from gpurun.launcher.rundir.files import RunDir, read_json
 from gpurun.launcher.units import GIB
