@@ -47,6 +47,7 @@ from gpurun.launcher.plan.model import (
     Variant,
     bind_ranks,
     device_of_node,
+    devices_of_node,
     node_of_device,
     places,
     ranks_there,
@@ -431,7 +432,7 @@ def _interface_env(machine: MachineLike) -> Mapping[str, str]:
 
 def _node_env(variant: Variant, place: RankPlace, machine: MachineLike) -> Mapping[str, str]:
     """The variables that depend on the node: its GPUs and its cores."""
-    own = tuple(device_of_node(name) for name in variant.devices if node_of_device(name) == place.node)
+    own = devices_of_node(place.node, variant.devices)
     threads = str(share_of_cores(place.local_world_size, machine))  # a lone rank may use all cores
     return {
         **visible_gpus(own, machine),

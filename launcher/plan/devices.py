@@ -3,16 +3,16 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Protocol
 
 from gpurun.launcher.errors import GpurunError, MachineError, Problem, SpecError
 from gpurun.launcher.grouping import grouped
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.values import AUTO, ONE_KIND, devices_on, mixed_kinds
 from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, Accelerator, accelerator_of, gpu_kinds
-from gpurun.launcher.machine.host import Machine, Topology
+from gpurun.launcher.machine.gpus.gpu import Gpu
+from gpurun.launcher.machine.host import Machine
 from gpurun.launcher.machine.process_tree import free_cores
-from gpurun.launcher.plan.model import Node, NodeGpu, Variant, device_of_node, node_of_device
+from gpurun.launcher.plan.model import Node, NodeGpu, Variant, devices_of_node, node_of_device
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import plural
 
@@ -21,42 +21,8 @@ Devices = str | tuple[str, ...]
 _AUTO_CPU_DEVICES = 2
 
 
-class GpuLike(Protocol):
-    """A GPU of this machine."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def uuid(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def busy_with(self) -> str | None: ...
-    @property
-    def numa_node(self) -> int | None: ...
-    @property
-    def bus(self) -> str: ...
-    @property
-    def capability(self) -> tuple[int, int] | None: ...
-    @property
-    def unusable(self) -> str | None: ...
-
-
-class MachineLike(Protocol):
-    """The properties of a machine that planning needs. `cuda:i` is the i-th of its GPUs of that kind."""
-
-    @property
-    def cpu_cores(self) -> int: ...
-    @property
-    def free_cores(self) -> int | None: ...
-    @property
-    def gpus(self) -> Sequence[GpuLike]: ...
-    @property
-    def topology(self) -> Topology: ...
-    @property
-    def notes(self) -> Sequence[str]: ...
-    @property
-    def has_mps(self) -> bool: ...
+MachineLike = Machine | Node
+"""Either has what planning needs. `cuda:i` is the i-th of its GPUs of that kind."""
 
 
 def resolve_devices(devices: Devices, machine: MachineLike) -> tuple[str, ...]:
@@ -187,17 +153,17 @@ def gpu_index(name: str) -> int:
     return int(name.partition("@")[0].partition(":")[2])
 
 
-def gpus_of(kind: Accelerator, machine: MachineLike) -> list[GpuLike]:
+def gpus_of(kind: Accelerator, machine: MachineLike) -> list[Gpu | NodeGpu]:
     """The machine's GPUs of one kind, in the order in which a job file counts them."""
     return [gpu for gpu in machine.gpus if gpu.kind == kind.name]
 
 
-def gpu_of(device: str, machine: MachineLike) -> GpuLike:
+def gpu_of(device: str, machine: MachineLike) -> Gpu | NodeGpu:
     """The GPU that `cuda:i` (`cuda:i@node`) names."""
     return gpus_of(accelerator_of(device), machine)[gpu_index(device)]
 
 
-def _named_gpus(machine: MachineLike) -> list[tuple[str, GpuLike]]:
+def _named_gpus(machine: MachineLike) -> list[tuple[str, Gpu | NodeGpu]]:
     """All GPUs, each with its name in a job file."""
     return [
         (kind.device(index), gpu) for kind in gpu_kinds() for index, gpu in enumerate(gpus_of(kind, machine))
@@ -306,8 +272,7 @@ def crowding(devices: Iterable[str], machine: MachineLike, nodes: Sequence[Node]
     """CPU devices per core of the node that has the fewest cores for them; at least 1."""
     on_host = [name for name in devices if accelerator_of(name).is_host]
     shares = (
-        sum(node_of_device(name) == rank for name in on_host) / each.cpu_cores
-        for rank, each in enumerate(nodes or (machine,))
+        len(devices_of_node(rank, on_host)) / each.cpu_cores for rank, each in enumerate(nodes or (machine,))
     )
     return max(1.0, *shares)
 
@@ -315,7 +280,7 @@ def crowding(devices: Iterable[str], machine: MachineLike, nodes: Sequence[Node]
 def cores_per_device(devices: tuple[str, ...], machine: MachineLike, nodes: Sequence[Node]) -> int:
     """A CPU device's share of its node's cores; where the nodes differ, the smallest, for all of them."""
     return min(
-        share_of_cores(sum(node_of_device(name) == rank for name in devices), each)
+        share_of_cores(len(devices_of_node(rank, devices)), each)
         for rank, each in enumerate(nodes or (machine,))
     )
 
@@ -388,7 +353,7 @@ def notes_on(
         return (*device_notes(wish, devices, machine), *busy_notes(wish, devices, machine))
     notes: list[str] = []
     for rank, node in enumerate(nodes):
-        own = tuple(device_of_node(name) for name in devices if node_of_device(name) == rank)
+        own = devices_of_node(rank, devices)
         notes += device_notes(wish, own, node)
         notes += (f"{node.host}: {note}" for note in busy_notes(wish, own, node))
     return tuple(dict.fromkeys(notes))
@@ -420,7 +385,7 @@ def part_notes(devices: Sequence[str], machines: Sequence[MachineLike]) -> tuple
     """The note that ranks which get parts of GPUs see one GPU each, whatever their LOCAL_RANK."""
     kind, has_several = accelerator_of(devices[0]), False
     for node, machine in enumerate(machines if not kind.is_host else ()):
-        own = [device_of_node(name) for name in devices if node_of_device(name) == node]
+        own = devices_of_node(node, devices)
         has_several |= len(own) > 1 and any(is_part(name, machine) for name in own)
     if not has_several:
         return ()

@@ -78,6 +78,11 @@ def device_of_node(name: str) -> str:
     return name.partition("@")[0]
 
 
+def devices_of_node(node: int, devices: Iterable[str]) -> tuple[str, ...]:
+    """Those of the devices that a node has, as it calls them."""
+    return tuple(device_of_node(name) for name in devices if node_of_device(name) == node)
+
+
 @dataclass(frozen=True)
 class RankPlace:
     """The position of a rank among all ranks, and among those of its node."""

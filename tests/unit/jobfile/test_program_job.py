@@ -163,7 +163,7 @@ def test_ranks_are_observed_and_seeded_where_the_plan_says_so(tmp_path: Path) ->
 
 
 def test_every_rank_sees_all_gpus_of_its_launch_by_uuid(tmp_path: Path) -> None:
-    machine = replace(MACHINE, gpus=(FakeGpu("GPU-a"), FakeGpu("GPU-b"), FakeGpu("GPU-c")))
+    machine = FakeMachine(8, [FakeGpu("GPU-a"), FakeGpu("GPU-b"), FakeGpu("GPU-c")], CORES)
     plan = plan_of(tmp_path, "script: train.py\ndevices: [cuda:2, cuda:0]\n", machine)
     seen = [process.env["CUDA_VISIBLE_DEVICES"] for process in plan.launches[0].processes]
     assert seen == ["GPU-c,GPU-a"] * 2
@@ -242,7 +242,7 @@ def test_one_gpu_needs_no_list(one: str) -> None:
 def test_the_plan_names_the_steps_that_ranks_trace(tmp_path: Path, devices: str, wording: Wording) -> None:
     """On a GPU later ones, since those after them don't count."""
     spec = load_job(job_file(tmp_path, f"script: train.py\ndevices: {devices}\n"))
-    plan = build_plan(spec, replace(MACHINE, gpus=(FakeGpu("GPU-a"),)))
+    plan = build_plan(spec, FakeMachine(8, [FakeGpu("GPU-a")], CORES))
     (only,) = plan.variants
     given = program_config(spec, only, "01-script-1", run_dir=tmp_path, job_dir=tmp_path, is_first=True)
     (line,) = (line for line in render_plan(plan, spec, 200).splitlines() if "are traced" in line)

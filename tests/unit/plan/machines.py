@@ -3,40 +3,38 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gpurun.launcher.jobfile.load import check_source
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.read import read_spec
 from gpurun.launcher.jobfile.yaml.tree import parse_source
-from gpurun.launcher.machine.host import Topology
+from gpurun.launcher.machine.host import Machine, Topology
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.launch_config import launch_config_for
-from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.plan.model import NodeGpu, Plan
 from gpurun.launcher.plan.rank_config import LaunchConfig
 
 UNKNOWN = Topology({}, ())
 
 
 @dataclass(frozen=True)
-class FakeGpu:
-    uuid: str
+class FakeGpu(NodeGpu):
     name: str = "H200"
-    busy_with: str | None = None
-    numa_node: int | None = None
-    kind: str = "cuda"
-    bus: str = ""
-    capability: tuple[int, int] | None = None
-    unusable: str | None = None
 
 
-@dataclass(frozen=True)
-class FakeMachine:
-    cpu_cores: int = 2
-    gpus: tuple[FakeGpu, ...] = ()
-    topology: Topology = UNKNOWN
-    notes: tuple[str, ...] = ()
-    free_cores: int | None = None
-    has_mps: bool = False
+class FakeMachine(Machine):
+    def __init__(
+        self,
+        cpu_cores: int = 2,
+        gpus: Sequence[NodeGpu] = (),
+        topology: Topology = UNKNOWN,
+        notes: tuple[str, ...] = (),
+        **others: Any,
+    ) -> None:
+        of_host = {"hostname": "host", "cpu_model": "", "memory_gib": 64.0, "memory_available_gib": 64.0}
+        found = {"cpu_cores": cpu_cores, "gpus": gpus, "topology": topology, "notes": notes}
+        super().__init__(**of_host | found | others)  # type: ignore[arg-type]
 
 
 def spec_of(text: str) -> JobSpec:

@@ -2,14 +2,12 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
 
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.load import check_source
 from gpurun.launcher.jobfile.yaml.tree import parse_source
-from gpurun.launcher.machine.host import Machine
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.devices import (
     busy_notes,
@@ -108,7 +106,7 @@ def test_gpus_may_be_named_by_uuid(wording: Wording) -> None:
 
 def looked(job: str, cores: int = 4, gpus: tuple[FakeGpu, ...] = ()) -> int | None:
     """The free cores for a job, where one is; `None` where none are measured."""
-    machine = cast("Machine", FakeMachine(cores, gpus))
+    machine = FakeMachine(cores, gpus)
     return with_free_cores(spec_of(job), machine, lambda usable: usable - 3).free_cores
 
 
