@@ -46,16 +46,6 @@ def us_in_ms(us: float) -> str:
     return format_number(us / 1000, 3) if us else "-"
 
 
-def adding_up(parts_us: Sequence[float], total_us: float) -> list[int]:
-    """Parts in whole µs that add up to the whole in µs: the largest remainders are rounded up."""
-    whole = [math.floor(each) for each in parts_us]
-    missing = round(total_us) - sum(whole)
-    if not 0 <= missing <= len(whole):  # they are no parts of it
-        return [round(each) for each in parts_us]
-    by_rest = sorted(range(len(whole)), key=lambda i: whole[i] - parts_us[i])
-    return [each + (i in by_rest[:missing]) for i, each in enumerate(whole)]
-
-
 def format_percent(percent: float, ci: Interval | None = None, signed: bool = False) -> str:
     """`13.8 %`, as precise as `ci` (in percent) supports; without one whole, below 1 in tenths."""
     decimals = percent_decimals(percent, ci)
@@ -110,13 +100,15 @@ def _decimals_beyond_zero(value: float, decimals: int) -> int:
     return next((more for more in range(decimals, 3) if round(value, more)), 3) if value else decimals
 
 
-def whole_parts(parts: Sequence[float]) -> list[int]:
-    """Whole numbers that add up to the rounded sum, each less than 1 from its part.
+def whole_parts(parts: Sequence[float], whole: float | None = None) -> list[int]:
+    """Whole numbers that add up to the rounded whole (the parts' sum), each less than 1 from its part.
 
     What rounding down leaves goes to the largest remainders (Hamilton's method).
     """
     found = [math.floor(part) for part in parts]
-    left = math.floor(sum(parts) + 0.5) - sum(found)
+    left = round(sum(parts) if whole is None else whole) - sum(found)
+    if not 0 <= left <= len(found):  # they are no parts of it
+        return [round(part) for part in parts]
     for index in sorted(range(len(parts)), key=lambda i: found[i] - parts[i])[:left]:
         found[index] += 1
     return found

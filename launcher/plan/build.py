@@ -11,6 +11,7 @@ from gpurun.launcher.grouping import grouped
 from gpurun.launcher.jobfile.load import JobError, in_order
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.read import Draft
+from gpurun.launcher.jobfile.section import Setting
 from gpurun.launcher.jobfile.values import node_bounds
 from gpurun.launcher.machine import LOOPBACK
 from gpurun.launcher.machine.accelerators import accelerator_of
@@ -96,7 +97,7 @@ def build_plan(
     assumed, notes = assume_batch(spec, machine, nodes)
     expansion = expand(assumed, machine, nodes, with_own=bool(chosen), sets=sets)
     expansion = _only(expansion, chosen) if chosen else expansion
-    groups = _groups(expansion.variants)
+    groups = groups_of(expansion.variants, processes_of, lambda setting: not setting.shares_processes)
     baseline = expansion.baseline
     if gate is not None:
         ids = (variant.id for group in groups for variant in group.variants)
@@ -215,18 +216,16 @@ def _mistakes_of_plan(draft: Draft, machine: MachineLike) -> Sequence[Problem]:
     return ()
 
 
-def _groups(variants: tuple[Variant, ...]) -> tuple[Group, ...]:
-    members = grouped(variants, lambda each: processes_of(each) if each.kind.shares_processes else each.id)
-    firsts = [group[0] for group in members.values()]
-    names = make_unique([_group_name(first) for first in firsts])
+def groups_of(
+    variants: Sequence[Variant], processes: Callable[[Variant], str], is_apart: Callable[[Setting], bool]
+) -> tuple[Group, ...]:
+    """The variants that share processes, by a key of these; a program shares them with no other.
+
+    A group is named by its settings that set processes apart.
+    """
+    members = grouped(variants, lambda each: processes(each) if each.kind.shares_processes else each.id)
+    names = make_unique([group_id(group[0], is_apart) for group in members.values()])
     return tuple(Group(name, tuple(group)) for name, group in zip(names, members.values(), strict=True))
-
-
-def _group_name(first: Variant) -> str:
-    """The group's name; of a program the variant's own: no other can share its processes."""
-    if not first.kind.shares_processes:
-        return first.id
-    return group_id(first.strategy, len(first.devices), first.varied)
 
 
 def _in_turns(spec: JobSpec, groups: tuple[Group, ...]) -> tuple[Group, ...]:

@@ -4,13 +4,14 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from gpurun.launcher.errors import Problem, SpecError
 from gpurun.launcher.jobfile.kinds import JobKind, default_batch, variant_kind
 from gpurun.launcher.jobfile.model import Baseline, JobSpec
+from gpurun.launcher.jobfile.section import Setting
 from gpurun.launcher.jobfile.settings import ADDED_TO_THE_TOP, SETTINGS, Settings, settings_for
 from gpurun.launcher.jobfile.yaml.tree import Path
 from gpurun.launcher.plan.model import MAX_DEVICES_OF_ALL, MAX_PROCESSES, Variant, allowed, num_devices
@@ -240,16 +241,17 @@ def too_large(spec: JobSpec, started: int, variants: Sequence[Variant]) -> Itera
         yield spec.problem(("compare",), message, VARY_FEWER)
 
 
-def variant_id(strategy: str, num_devices: int, split_name: str, varied: Mapping[str, Any]) -> str:
+def variant_id(variant: Variant) -> str:
     """`strategy-count[-split][-key-value…]`: the split where the strategy has one, then what varies."""
-    split = [split_name] if STRATEGIES[strategy].has_split else []
-    return _name([strategy, str(num_devices), *split], varied)
+    split = [variant.split_name] if STRATEGIES[variant.strategy].has_split else []
+    return _name(variant, split, variant.varied)
 
 
-def group_id(strategy: str, num_devices: int, varied: Mapping[str, Any]) -> str:
-    """`strategy-count[-key-value…]` of the variants that share processes."""
-    shared = {key: varied[key] for key in varied if not SETTINGS[key].shares_processes}
-    return _name([strategy, str(num_devices)], shared)
+def group_id(first: Variant, is_apart: Callable[[Setting], bool]) -> str:
+    """`strategy-count[-key-value…]` of the variants that share processes; of a program the variant's own."""
+    if not first.kind.shares_processes:
+        return first.id
+    return _name(first, (), {key: value for key, value in first.varied.items() if is_apart(SETTINGS[key])})
 
 
 def make_unique(names: Sequence[str]) -> tuple[str, ...]:
@@ -266,7 +268,8 @@ def make_unique(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(unique)
 
 
-def _name(parts: list[str], varied: Mapping[str, Any]) -> str:
+def _name(variant: Variant, split: Iterable[str], varied: Mapping[str, Any]) -> str:
+    parts = [variant.strategy, str(len(variant.devices)), *split]
     for key, value in varied.items():
         setting = SETTINGS[key]
         parts += [] if setting.names_variant else setting.shape.id_words(key, value)

@@ -637,15 +637,11 @@ def _work(variant: Variant) -> str:
 
 def _named(candidates: list[Candidate]) -> list[Candidate]:
     variants = [candidate.variant for candidate in candidates]
-    names = make_unique([_name(variant) for variant in variants])
+    names = make_unique([variant_id(variant) for variant in variants])
     return [
         replace(candidate, variant=replace(candidate.variant, id=name))
         for candidate, name in zip(candidates, names, strict=True)
     ]
-
-
-def _name(variant: Variant) -> str:
-    return variant_id(variant.strategy, len(variant.devices), variant.split_name, variant.varied)
 
 
 def _chunk_notes(candidates: list[Candidate]) -> list[str]:

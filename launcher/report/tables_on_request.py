@@ -21,7 +21,6 @@ from gpurun.launcher.trace.model import (
     TraceReport,
 )
 from gpurun.launcher.units import (
-    adding_up,
     format_count,
     format_number,
     format_percent,
@@ -310,7 +309,7 @@ def _critical_path(report: TraceReport) -> TableContent:
 
 def _parts(path: CriticalPath, time: FigureColumn[PathPart]) -> ShownTable:
     title = "critical path over all ranks"
-    shown = adding_up([each.path_us for each in path.parts], path.length_us)
+    shown = whole_parts([each.path_us for each in path.parts], path.length_us)
     parts = [replace(each, path_us=us) for each, us in zip(path.parts, shown, strict=True)]
     tenths = whole_parts([1000 * each.path_us / path.length_us for each in path.parts])
     percents = {each.part: tenth / 10 for each, tenth in zip(path.parts, tenths, strict=True)}

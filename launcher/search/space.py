@@ -10,11 +10,9 @@ import numpy as np
 
 from gpurun.launcher.compare.label import value_text
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.grouping import grouped
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.settings import SETTINGS
-from gpurun.launcher.plan.build import Group, build_launch
-from gpurun.launcher.plan.combination import group_id, make_unique
+from gpurun.launcher.plan.build import build_launch, groups_of
 from gpurun.launcher.plan.devices import MachineLike
 from gpurun.launcher.plan.expand import expand
 from gpurun.launcher.plan.model import Launch, Plan, Variant
@@ -65,13 +63,14 @@ def build_space(spec: JobSpec, machine: MachineLike) -> Space:
         raise SpecError(
             replace(where, hint="list values under `compare`: `compare: {bucket_mb: [5, 25, 100]}`")
         )
+    groups = groups_of(expansion.variants, processes_for, lambda setting: setting.needs_processes)
     plan = Plan(
         name=spec.name,
         workload=str(spec.program or spec.workload),
         baseline=expansion.baseline,
         variants=expansion.variants,
         left_out=(),
-        launches=tuple(build_launch(spec, group, machine) for group in _groups(expansion.variants)),
+        launches=tuple(build_launch(spec, group, machine) for group in groups),
         notes=expansion.notes,
     )
     impossible = (Unmeasured(skipped.combination, skipped.reason) for skipped in expansion.left_out)
@@ -79,24 +78,8 @@ def build_space(spec: JobSpec, machine: MachineLike) -> Space:
     return Space(int(np.prod([len(values) for values in lists])), plan, tuple(impossible))
 
 
-def _groups(variants: Sequence[Variant]) -> tuple[Group, ...]:
-    """Variants that the same ranks can try."""
-    members = grouped(variants, processes_for)
-    names = make_unique([_group_name(group[0]) for group in members.values()])
-    return tuple(Group(name, tuple(group)) for name, group in zip(names, members.values(), strict=True))
-
-
-def _group_name(first: Variant) -> str:
-    if not first.kind.shares_processes:
-        return first.id
-    needed = {key: value for key, value in first.varied.items() if SETTINGS[key].needs_processes}
-    return group_id(first.strategy, len(first.devices), needed)
-
-
 def processes_for(variant: Variant) -> str:
     """A key that is equal for variants that the same ranks can try, by building model and strategy again."""
-    if not variant.kind.shares_processes:
-        return variant.id
     strategy = STRATEGIES[variant.strategy]
     needed = {name: getattr(variant, name) for name, setting in SETTINGS.items() if setting.needs_processes}
     layout = (strategy.process_per_device, strategy.has_backend, strategy.has_replicas)

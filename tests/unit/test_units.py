@@ -1,6 +1,5 @@
 """Figures as people read them."""
 
-import math
 from collections.abc import Callable
 
 import pytest
@@ -96,5 +95,5 @@ def test_a_list_is_joined_by_a_word() -> None:
 @given(st.lists(st.floats(0, 1e4), max_size=12))
 def test_parts_in_whole_numbers_add_up_to_their_rounded_sum(parts: list[float]) -> None:
     found = units.whole_parts(parts)
-    assert sum(found) == math.floor(sum(parts) + 0.5)
+    assert sum(found) == round(sum(parts))
     assert all(abs(whole - part) <= 1 for whole, part in zip(found, parts, strict=True))

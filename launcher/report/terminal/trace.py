@@ -43,7 +43,7 @@ from gpurun.launcher.trace.model import (
     Table,
     TraceReport,
 )
-from gpurun.launcher.units import adding_up, format_count, format_number, format_percent, us_in_ms
+from gpurun.launcher.units import format_count, format_number, format_percent, us_in_ms, whole_parts
 
 MAX_STEPS = 20
 MAX_NAMES = 10
@@ -164,7 +164,7 @@ def _table(
 def _in_whole_us(each: Breakdown) -> Breakdown:
     """As it is shown: the parts add up to the span in the last digit, too."""
     parts = (each.compute_us, each.exposed_comm_us, each.exposed_memcpy_us, each.other_steps_us, each.idle_us)
-    compute, exposed, copies, other, idle = adding_up(parts, each.span_us)
+    compute, exposed, copies, other, idle = whole_parts(parts, each.span_us)
     return replace(
         each,
         compute_us=compute,

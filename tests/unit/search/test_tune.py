@@ -22,7 +22,7 @@ from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.paths import Url
 from gpurun.launcher.rundir.records import TimeChange, TrialRecord
 from gpurun.launcher.rundir.store import Store, fetched, keep_at
-from gpurun.launcher.search.space import Space, build_space, keys_of, levels_of, processes_for
+from gpurun.launcher.search.space import Space, build_space, keys_of, levels_of
 from gpurun.launcher.search.tune import Screening, Trials, Tuning, finals, interrupted, job_to_tune, resumed
 from tests.known import known
 from tests.unit.plan.machines import FakeMachine
@@ -128,19 +128,21 @@ def test_a_space_has_the_jobs_own_setting_and_ranks_for_what_they_can_share(tmp_
     assert len({tuple(row) for row in levels.tolist()}) == len(space.variants)
 
 
+def groups_of(space: Space) -> set[str]:
+    return {launch.group for launch in space.plan.launches}
+
+
 def test_threads_and_devices_need_new_ranks_and_a_program_its_own(tmp_path: Path) -> None:
     job = "workload: gpt\ndevices: cpu:2\nglobal_batch: 8\n"
     job += "compare: {threads: [1, 2], device_count: [1, 2], accumulate: [1, 2]}"
-    variants = tuning_of(tmp_path, job).space.variants
-    assert len({processes_for(variant) for variant in variants}) == 4  # the job's own are two of them
+    assert len(groups_of(tuning_of(tmp_path, job).space)) == 4  # the job's own are two of them
     (tmp_path / "train.py").write_text("")
     job = (
         "script: train.py\ndevices: cpu:2\ncompare: {args: [[--a, 1, --b], [--a, 2]], env: [{X: 1}, {X: 2}]}"
     )
-    variants = tuning_of(
-        tmp_path / "other", job.replace("train.py", str(tmp_path / "train.py"))
-    ).space.variants
-    assert len({processes_for(variant) for variant in variants}) == len(variants) == 5
+    space = tuning_of(tmp_path / "other", job.replace("train.py", str(tmp_path / "train.py"))).space
+    variants = space.variants
+    assert len(groups_of(space)) == len(variants) == 5
     assert levels_of(variants).shape == (5, 3)  # --a, --b, X
     assert keys_of(variants)[0].values == ("1", "1", "2", "2", "not given")
 

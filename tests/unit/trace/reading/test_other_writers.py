@@ -12,7 +12,7 @@ from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.diff import diff_traces
 from gpurun.launcher.trace.kineto.classify import readable
 from gpurun.launcher.trace.model import TraceReport
-from gpurun.launcher.units import adding_up
+from gpurun.launcher.units import whole_parts
 from tests.said import trace_notes
 from tests.unit.trace.trace_files import Event, kernel, launch, span, step, write
 from tests.wording import Wording
@@ -127,6 +127,6 @@ def test_names_of_cpp(mangled: str, name: str) -> None:
 
 @given(st.lists(st.floats(0, 1e6), max_size=8))
 def test_parts_add_up_in_the_last_digit(parts: list[float]) -> None:
-    shown = adding_up(parts, sum(parts))
+    shown = whole_parts(parts, sum(parts))
     assert sum(shown) == round(sum(parts))
     assert all(abs(one - other) < 1 for one, other in zip(shown, parts, strict=True))
