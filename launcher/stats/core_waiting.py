@@ -77,19 +77,21 @@ def _blocks(steps: Iterable[StepRecord]) -> dict[RoundKey, _Block]:
 
 
 def _block(steps: Sequence[StepRecord]) -> _Block:
-    def mean(times_ns: Iterable[int | None]) -> float | None:
-        known = [time_ns for time_ns in times_ns if time_ns is not None]
-        return fmean(known) if known else None
-
-    children_ns = mean(step.children_ns for step in steps) or 0.0
+    children_ns = mean_of(step.children_ns for step in steps) or 0.0
     return _Block(
         fmean(step.block_ns or step.step_ns for step in steps),
-        mean(step.queue_ns for step in steps),
-        mean(step.others_ns for step in steps),
-        (mean(step.cpu_ns for step in steps) or 0.0) + children_ns,
+        mean_of(step.queue_ns for step in steps),
+        mean_of(step.others_ns for step in steps),
+        (mean_of(step.cpu_ns for step in steps) or 0.0) + children_ns,
         children_ns,
-        mean(step.thread_cpu_ns for step in steps) or 0.0,
+        mean_of(step.thread_cpu_ns for step in steps) or 0.0,
     )
+
+
+def mean_of(values: Iterable[float | None]) -> float | None:
+    """The mean of those that were counted; `None` where none was."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 WaitingOfRanks = Mapping[int, Mapping[RoundKey, Waiting]]

@@ -17,7 +17,6 @@ from gpurun.launcher.compare.figures.recorded import (
     MeasuredVariant,
     allocated_gib,
     gpu_loads,
-    mean_of,
     median_ms,
     other_cores,
     queue_percent,
@@ -32,6 +31,7 @@ from gpurun.launcher.rundir.control import write_in
 from gpurun.launcher.rundir.files import RunDir, as_json
 from gpurun.launcher.rundir.paths import rank_files
 from gpurun.launcher.rundir.records import MemoryPart, StepRecord
+from gpurun.launcher.stats.core_waiting import mean_of
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.trace.model import Bubble, Saving
 from gpurun.launcher.units import GIB, Interval, ranks_text

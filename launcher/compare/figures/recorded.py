@@ -43,6 +43,7 @@ from gpurun.launcher.stats.core_waiting import (
     Sharing,
     Waiting,
     WaitingOfRanks,
+    mean_of,
     waiting_of_ranks,
 )
 from gpurun.launcher.stats.estimates import trend
@@ -380,8 +381,8 @@ def sharing(processes: Sequence[Process]) -> Sharing:
 
 def other_cores(waited: Mapping[RoundKey, Waiting]) -> float | None:
     """The number of cores that other load kept busy: the mean over a rank's blocks; `None`: not known."""
-    known = [block.load for block in waited.values() if block.load is not None]
-    return max(0.0, fmean(known)) if known else None
+    load = mean_of(block.load for block in waited.values())
+    return None if load is None else max(0.0, load)
 
 
 def queue_percent(waited: Mapping[RoundKey, Waiting]) -> float | None:
@@ -766,9 +767,3 @@ def joules_per_sample(measured: MeasuredVariant, global_batch: int) -> float | N
 def mean_energy_mj(steps: Sequence[StepRecord]) -> float | None:
     """Millijoules of a timed step on one rank, over all its GPUs."""
     return mean_of(step.energy_mj for step in steps if step.kind == "timed")
-
-
-def mean_of(values: Iterable[float | None]) -> float | None:
-    """The mean of those that are known."""
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
