@@ -28,9 +28,6 @@ from gpurun.launcher.selftest.evidence import (
     skipped,
 )
 
-BLOCKING = ("torch and driver", "visible devices", "whole GPUs", "run directory")
-"""The checks that keep every rank from being started if they fail."""
-
 
 @dataclass(frozen=True)
 class Check:
@@ -156,6 +153,12 @@ CHECKS = (
     ),
 )
 """In the order in which they are shown."""
+BLOCKING = tuple(
+    each
+    for each in CHECKS
+    if each.name in ("torch and driver", "visible devices", "whole GPUs", "run directory")
+)
+"""The checks that keep every rank from being started if they fail."""
 NODE_CHECKS = (
     Check("nodes together", LINKS, run_checks.measuring, REMEDIES["open-firewall"]),
     Check("speed of nodes", LINKS, machine_checks.device_speed, REMEDIES["cool-node"]),
@@ -215,7 +218,7 @@ def judge(check: Check, seen: Evidence) -> CheckResult:
         return _not_run(["visible devices"]) if is_without else check.judge(seen)
     if check.part == LINKS:
         return check.judge(seen) if seen.facts else _without(check, seen)
-    if blocked := _blocking(seen):
+    if blocked := _failures(seen, BLOCKING):
         return _not_run(blocked)
     if ended := _ended(seen, before=check.part):
         return _not_run(ended)
@@ -251,16 +254,11 @@ def _first(part: str, seen: Evidence) -> Check:
     return next(each for each in (*CHECKS, *NODE_CHECKS) if each.part == part and _applies(each, seen))
 
 
-def _blocking(seen: Evidence) -> list[str]:
-    return [each.name for each in CHECKS if each.name in BLOCKING and judge(each, seen).status == "failed"]
-
-
 def _ended(seen: Evidence, before: str | None = None) -> list[str]:
     """The check that shows why none of the later jobs is started, if there is one before this part."""
     parts = list(PARTS)[: list(PARTS).index(before)] if before else list(PARTS)
-    return next(
-        (failures[:1] for part in parts if _ends_all(seen, part) and (failures := _failures(part, seen))), []
-    )
+    of_parts = ([each for each in CHECKS if each.part == part] for part in parts if _ends_all(seen, part))
+    return next((found[:1] for checks in of_parts if (found := _failures(seen, checks))), [])
 
 
 def _ends_all(seen: Evidence, part: str) -> bool:
@@ -269,13 +267,13 @@ def _ends_all(seen: Evidence, part: str) -> bool:
     return not ends.isdisjoint(("timeout", "hung")) or bool(run_checks.causes(part, seen))
 
 
-def _failures(part: str, seen: Evidence) -> list[str]:
-    return [each.name for each in CHECKS if each.part == part and judge(each, seen).status == "failed"]
+def _failures(seen: Evidence, checks: Iterable[Check]) -> list[str]:
+    return [each.name for each in checks if judge(each, seen).status == "failed"]
 
 
 def blocking(seen: Evidence) -> list[str]:
     """The checks because of which no further rank can be started."""
-    return _blocking(seen) or _ended(seen)
+    return _failures(seen, BLOCKING) or _ended(seen)
 
 
 def without_links(failures: Sequence[str]) -> Iterator[CheckResult]:

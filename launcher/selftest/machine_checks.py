@@ -386,14 +386,9 @@ def link_gb_per_s(seen: Evidence, low: int, high: int) -> float | None:
     return min(rate for rate in (*lanes, *copies) if rate) if all(lanes) else None
 
 
-def least_sent(way: str, seen: Evidence) -> float:
-    """The share of what a link carries that a message has to reach."""
-    return LEAST_OVER_NETWORK[seen.kind.is_host] if way == NETWORK else LEAST_SENT[is_nvlink(way)]
-
-
-def least_reduced(way: str, seen: Evidence) -> float:
-    """The share of what a link carries that an all-reduce has to reach."""
-    return LEAST_OVER_NETWORK[seen.kind.is_host] if way == NETWORK else LEAST_REDUCED[is_nvlink(way)]
+def least_share(of_link: Mapping[bool, float], way: str, seen: Evidence) -> float:
+    """The share of what a link carries that has to be reached, by whether it is NVLink."""
+    return LEAST_OVER_NETWORK[seen.kind.is_host] if way == NETWORK else of_link[is_nvlink(way)]
 
 
 def peer_pairs(seen: Evidence) -> CheckResult:
@@ -473,7 +468,7 @@ def pcie_links(seen: Evidence) -> CheckResult:
 def why_slow(pair: PairRate, pairs: list[PairRate], seen: Evidence) -> Mapping[str, Any] | None:
     """Figures of a slow pair, next to its link's or another pair's; `None` where the pair is fast enough."""
     way, carries = transport(seen, pair.low, pair.high), link_gb_per_s(seen, pair.low, pair.high)
-    if carries and pair.gb_per_s < least_sent(way, seen) * carries:
+    if carries and pair.gb_per_s < least_share(LEAST_SENT, way, seen) * carries:
         return {"gb_per_s": pair.gb_per_s, "way": way, "carried_gb_per_s": carries}
     best = max((each for each in pairs if transport(seen, each.low, each.high) == way), key=_rate)
     if pair.gb_per_s < LEAST_OF_PAIRS[seen.kind.is_host] * best.gb_per_s:
@@ -527,6 +522,6 @@ def reduce_bandwidth(seen: Evidence) -> CheckResult:
     if links:
         carried, pair = min(links, key=lambda link: link[0])
         way = transport(seen, pair.low, pair.high)
-        if max(rates)[0] < least_reduced(way, seen) * carried:
+        if max(rates)[0] < least_share(LEAST_REDUCED, way, seen) * carried:
             return failed("slow-all-reduce", rates=found, way=way, carried_gb_per_s=carried)
     return ok("all-reduce", rates=found, ways=", ".join(ways))
