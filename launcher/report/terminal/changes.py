@@ -159,9 +159,13 @@ def render_operator_changes(diff: TraceDiff, width: int, details: bool = True) -
     """The tree of operators that changed, as text, `width` columns wide."""
     rows = _most_changed(diff.operators or ())
     more = len(diff.operators or ()) - len(rows)
-    parts: list[RenderableType] = [*screen_lines(screen_of(diff.findings), width), "", _of_what(diff), ""]
-    parts.append(_changes(OPERATOR_TREE, rows) if rows else _no_change(diff))
-    parts += [f"… and {more} more; --json has all"] if more else []
+    tree = _changes(OPERATOR_TREE, rows) if rows else _no_change(diff)
+    return _rendered(diff, [tree, *([f"… and {more} more; --json has all"] if more else [])], width, details)
+
+
+def _rendered(diff: TraceDiff, tables: Sequence[RenderableType], width: int, details: bool) -> str:
+    """The answer, what is compared, the tables, and what may be said of them."""
+    parts = [*screen_lines(screen_of(diff.findings), width), "", _of_what(diff), "", *tables]
     parts += detail_lines(notes_in(diff.findings), details)
     return text_of(Group(*map(plain, parts)), width)
 
@@ -190,8 +194,7 @@ def _of_what(diff: TraceDiff) -> str:
 
 def render_trace_diff(diff: TraceDiff, width: int, details: bool = True) -> str:
     """The changes as text, `width` columns wide."""
-    parts: list[RenderableType] = [*screen_lines(screen_of(diff.findings), width), "", _of_what(diff), ""]
-    parts.append(_changes("", [each for each in diff.classes if each.a_us or each.b_us]))
+    tables: list[RenderableType] = [_changes("", [each for each in diff.classes if each.a_us or each.b_us])]
     for title, changes in (
         ("kernels", diff.kernels),
         ("operators", diff.ops),
@@ -199,9 +202,8 @@ def render_trace_diff(diff: TraceDiff, width: int, details: bool = True) -> str:
     ):
         if changes:
             moved = sorted(changes, key=lambda change: -abs(change.change_us))[:MAX_NAMES]
-            parts += ["", _changes(title, sorted(moved, key=lambda change: -change.change_us))]
-    parts += detail_lines(notes_in(diff.findings), details)
-    return text_of(Group(*map(plain, parts)), width)
+            tables += ["", _changes(title, sorted(moved, key=lambda change: -change.change_us))]
+    return _rendered(diff, tables, width, details)
 
 
 def _per(diff: TraceDiff, a: str = "A", b: str = "B") -> str:
