@@ -31,6 +31,7 @@ from gpurun.launcher.rundir.paths import (
     check_owner,
     elsewhere,
     inside_of_run,
+    is_file,
     is_ours,
 )
 from gpurun.launcher.rundir.records import CodeVersion, between_s, elapsed_s
@@ -203,19 +204,11 @@ def read_invocation(path: Path, more: tuple[str, ...] = ()) -> Invocation:
     stored, name = run.read(run.invocation, StoredInvocation), source_of(path)
     job_file = Path(stored.job_file)
     remedy = f"use the copy in the run: {run.command} {run.job} --resume {name}"
-    if not _is_file(job_file):
+    if not is_file(job_file):
         raise SpecError(f"the run's job file {job_file} no longer exists\n    {remedy}")
     check_job_owner(job_file, remedy)
     job_dir = Path(stored.job_dir) if stored.job_dir else None
     return Invocation(job_file, (*stored.overrides, *more), job_dir)
-
-
-def _is_file(path: Path) -> bool:
-    """Whether there is such a file; the name may be any text."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False
 
 
 @dataclass(frozen=True)

@@ -341,3 +341,11 @@ def _num_bytes_of(entry: "os.DirEntry[str]") -> int:
         what = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a regular file"
         raise SpecError(f"{entry.path} is {what}, which no run of gpurun contains; remove it")
     return status.st_size if stat.S_ISREG(status.st_mode) and _RECORD.fullmatch(entry.name) else 0
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; the name may be any text."""
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long
+        return False

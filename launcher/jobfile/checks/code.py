@@ -37,6 +37,7 @@ from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.jobfile.yaml.describe import describe, did_you_mean, nearest, shorten
 from gpurun.launcher.jobfile.yaml.tree import Path as KeyPath
 from gpurun.launcher.jobfile.yaml.tree import Unreadable
+from gpurun.launcher.rundir.paths import is_file
 from gpurun.workloads.limits import PRESETS, not_there, path_of, refusal, shape_of
 from gpurun.workloads.registry import BUILTINS, Builtin
 
@@ -251,7 +252,7 @@ def function_mistakes(spec: JobSpec, job_dir: Path, place: KeyPath) -> Iterator[
     source, colon, function = str(spec.workload).rpartition(":")
     if not colon and spec.workload not in builtin_workloads():
         yield spec.problem(place, *no_such_builtin(str(spec.workload)))
-    elif source.endswith(".py") and not _is_file(job_dir / source):
+    elif source.endswith(".py") and not is_file(job_dir / source):
         yield spec.problem(place, _no_file(source), _near_file(source, job_dir))
     elif colon:
         if not source.endswith(".py"):
@@ -344,13 +345,6 @@ def _wrong_for_micro_benchmarks(draft: Draft, builtin: Builtin, place: KeyPath) 
         if (not is_default or is_varied) and draft.knows((key,)):
             path = ("compare", key) if is_varied else (key,)
             yield spec.key_problem(path, message, f"remove `{'.'.join(path)}`")
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # a name that is too long
-        return False
 
 
 def _missing_module(spec: JobSpec, job_dir: Path, package: str, place: KeyPath) -> Iterator[Problem]:
