@@ -14,7 +14,7 @@ from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, CUDA, accele
 from gpurun.launcher.worker import ORDER
 from gpurun.launcher.worker.accelerators import runtime
 from gpurun.launcher.worker.accelerators.cpu import CpuRuntime
-from gpurun.launcher.worker.base.failure import is_out_of_memory
+from gpurun.launcher.worker.base.failure import if_it_fits, is_out_of_memory
 from tests.unit.house.source import imports, modules
 from tests.wording import Wording
 
@@ -144,3 +144,14 @@ def test_another_kind_goes_from_the_job_file_to_the_launch() -> None:
 def test_each_kinds_words_mean_out_of_memory(words: str) -> None:
     assert is_out_of_memory(RuntimeError(words))
     assert not is_out_of_memory(RuntimeError("out of luck"))
+
+
+def test_only_what_runs_out_of_memory_has_no_result() -> None:
+    def failing(error: Exception) -> int:
+        raise error
+
+    assert if_it_fits(lambda: 7) == 7
+    assert if_it_fits(lambda: failing(MemoryError())) is None
+    assert if_it_fits(lambda: failing(torch.OutOfMemoryError())) is None
+    with pytest.raises(RuntimeError, match="out of luck"):
+        if_it_fits(lambda: failing(RuntimeError("out of luck")))

@@ -17,6 +17,7 @@ from gpurun.launcher.plan.devices import (
     resolve_devices,
     with_free_cores,
 )
+from gpurun.launcher.plan.model import devices_of_node
 from tests.unit.plan.machines import FakeGpu, FakeMachine, spec_of
 from tests.wording import Wording
 
@@ -160,3 +161,9 @@ def test_devices_beyond_the_cores_are_noted_once() -> None:
     plan = build_plan(spec_of(f"{WORKLOAD}devices: cpu:8"), FakeMachine(4))
     assert core_notes(plan.variants, FakeMachine(4)) == ()
     assert any("share 4 cores" in note for note in plan.notes)
+
+
+def test_a_node_has_its_own_devices_by_its_own_names() -> None:
+    names = ("cuda:0@0", "cuda:1@0", "cuda:0@1")
+    assert [devices_of_node(node, names) for node in range(3)] == [("cuda:0", "cuda:1"), ("cuda:0",), ()]
+    assert devices_of_node(0, ("cpu:0", "cpu:1")) == ("cpu:0", "cpu:1")
