@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch.autograd.profiler import emit_itt, emit_nvtx
 from torch.autograd.profiler import profile as autograd_profile
+from torch.profiler import ProfilerActivity
 from torch.profiler.profiler import ProfilerAction, _KinetoProfile, profile
 
+from gpurun.launcher.machine.accelerators import Accelerator
 from gpurun.launcher.worker.profiling import CallProfile
 
 BEGINS: tuple[tuple[type, str, str], ...] = (
@@ -40,6 +42,8 @@ class OwnProfilers:
     active: dict[int, object] = field(default_factory=dict)
     _has_recorded: bool = False
     """Whether one has, since a step was last asked about."""
+    _has_recorded_gpu: bool = False
+    """Whether one has recorded what a GPU does: what that takes stays attached to the process."""
     _inside: threading.local = field(default_factory=threading.local)
     """Whether this thread is in an export."""
 
@@ -47,12 +51,19 @@ class OwnProfilers:
         """Whether one records, or may at any time by its schedule."""
         return bool(self.active) or torch._C._autograd._profiler_enabled()
 
-    def slow_the_step(self) -> bool:
-        """Whether one has recorded, or got ready to, in the step that ends now; called once for each."""
-        before = self._has_recorded
-        self._has_recorded = any(map(_records, self.active.values()))
-        self.num_steps += before or self._has_recorded
-        return before or self._has_recorded
+    def slow_the_step(self, kind: Accelerator) -> bool:
+        """Whether one has recorded, or got ready to, in the step that ends now; called once for each.
+
+        Args:
+            kind: of the device that is timed: where traces slow later steps down, those count as well.
+        """
+        recording = [each for each in self.active.values() if _records(each)]
+        self._has_recorded_gpu |= any(map(_records_gpu, recording))
+        stays_slow = self._has_recorded_gpu and kind.is_slow_after_trace
+        is_slow = self._has_recorded or bool(recording) or stays_slow
+        self._has_recorded = bool(recording)
+        self.num_steps += is_slow
+        return is_slow
 
     def watch(self) -> ExitStack:
         """Notices them from now on; closing the returned stack ends it."""
@@ -72,6 +83,7 @@ class OwnProfilers:
             self.give_up()
         self.active[id(profiler)] = profiler
         self._has_recorded |= _records(profiler)
+        self._has_recorded_gpu |= _records(profiler) and _records_gpu(profiler)
 
     def _ends(self, profiler: object, *_: object) -> None:
         self.active.pop(id(profiler), None)
@@ -99,6 +111,12 @@ class OwnProfilers:
 def _records(profiler: object) -> bool:
     """Whether one that has begun records now, or warms up to that: all the time without a schedule."""
     return getattr(profiler, "current_action", None) is not ProfilerAction.NONE
+
+
+def _records_gpu(profiler: object) -> bool:
+    """Whether it records more than the CPU's activities."""
+    activities: Any = getattr(profiler, "activities", None) or getattr(profiler, "kineto_activities", ())
+    return any(activity != ProfilerActivity.CPU for activity in activities)
 
 
 def _wrapped(

@@ -333,7 +333,8 @@ class StepRecorder:
     def _end(self, now: Any, kind: Kind) -> None:
         if self._start is None or self._steps_ns is None:
             return  # it began while a graph was recorded
-        is_slowed = self.profilers.slow_the_step() or self._is_slowed
+        kind_of_device = accelerator_of(self.stamps.device.type if self.stamps else CPU.name)
+        is_slowed = self.profilers.slow_the_step(kind_of_device) or self._is_slowed
         self._ended.append((self._start, now, "profile" if is_slowed else kind))
         self._num_ended += 1
         self._steps_ns = (self._steps_ns[0], time.monotonic_ns())
