@@ -126,17 +126,20 @@ def _is_one_place() -> bool:
 
 
 @contextmanager
-def rank_starters() -> "Iterator[WorkerPools]":
+def rank_starters(script: str = "") -> "Iterator[WorkerPools]":
     """The starters of a command's ranks; afterwards no process of it is left.
 
     Forks: nothing heavy may be imported before.
+
+    Args:
+        script: the program's path, if it is known.
     """
     from gpurun.launcher.processes.guard import split_process
 
     with split_process() as guard:
         from gpurun.launcher.processes.pool import early_servers
 
-        with early_servers(guard) as pools:
+        with early_servers(guard, script) as pools:
             yield pools
 
 
@@ -151,6 +154,7 @@ def run_and_print(
     as_json: bool,
     require_steps: bool,
     passes_through: bool = False,
+    script: str = "",
     **place: Any,
 ) -> None:
     """Runs a job and prints the comparison, on node 0.
@@ -163,6 +167,7 @@ def run_and_print(
         require_steps: whether a program without a timed step is an error.
         passes_through: whether a file or pipe that is stdout takes the program's stdout, as it is; the
             comparison goes to stderr then.
+        script: the program's path, if it is known.
         place: the flags about this node.
 
     Raises:
@@ -171,7 +176,7 @@ def run_and_print(
     directory, keep_at = out
     if resume is None:
         check_writable_on_node_0(directory or Path("runs"), place)
-    with rank_starters() as pools:
+    with rank_starters(script) as pools:
         from gpurun.launcher.cli.options import node_flags
         from gpurun.launcher.run.job import Output
         from gpurun.launcher.rundir.store import fetched

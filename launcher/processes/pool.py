@@ -4,6 +4,7 @@ There is one per environment and interpreter: variables that torch reads at impo
 """
 
 import contextlib
+import os
 import signal
 import sys
 import time
@@ -33,6 +34,7 @@ from gpurun.launcher.machine.resource_limits import (
 )
 from gpurun.launcher.masking import Secrets, revealed
 from gpurun.launcher.processes.guard import SUPERVISOR_KILLED, Guard, python_argv
+from gpurun.launcher.processes.import_variables import shared_by_ranks
 from gpurun.launcher.processes.incoming_signals import interruptible
 from gpurun.launcher.processes.protocol import (
     SERVICE_RANK,
@@ -102,16 +104,19 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
         secrets: Secrets | None = None,
         python: str = "",
         say: Callable[[str], None] = say_on_stderr,
+        imported_with: Mapping[str, str] | None = None,
     ) -> None:
         """Args:
         say: shows which of the processes is stopped.
+        imported_with: variables with which torch is imported, and that ranks don't begin with.
         """
         self._guard, self._say = guard, say
         self._python = python
-        self._preload = tuple(preload)
-        # numpy's BLAS starts a thread per core when it is imported; a process that forks must have none.
         self._secrets = secrets or {}
-        self._env = {"OPENBLAS_NUM_THREADS": "1", **revealed(env or {}, self._secrets)}
+        self._env = revealed(env or {}, self._secrets)
+        instead = {name: self._env.get(name, os.environ.get(name)) for name in imported_with or {}}
+        self._preload = Preload(tuple(preload), instead=instead)
+        self._env = {**self._env, **(imported_with or {})}
         self._requested: set[int] = set()
         self._running: dict[int, int] = {}
         self._sessions: set[int] = set()
@@ -292,7 +297,7 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
     def _start_server(self) -> None:
         argv = python_argv(f"{_ENTRY}.zygote", str(self._guard.supervisor), python=self._python)
         self._server = ServingProcess(self._guard, argv, self._env, Report)
-        self._send(Preload(self._preload))
+        self._send(self._preload)
 
     def _drop_server(self) -> None:
         """Kills the server and the ranks; the next `start` starts a new server."""
@@ -492,8 +497,9 @@ class WorkerPools(AbstractContextManager["WorkerPools"]):
     The first one, which adds nothing to the environment, begins to import at once.
     """
 
-    def __init__(self, guard: Guard, preload: Sequence[str]) -> None:
+    def __init__(self, guard: Guard, preload: Sequence[str], script: str = "") -> None:
         self._guard = guard
+        self._script = script
         self._preload = tuple(preload)
         self._pools: dict[tuple[tuple[tuple[str, str], ...], str], WorkerPool] = {}
         self.secrets: Secrets = {}
@@ -509,8 +515,9 @@ class WorkerPools(AbstractContextManager["WorkerPools"]):
         if pool is None:
             while len(self._pools) >= MOST_SERVERS:
                 self._pools.pop(next(iter(self._pools))).close()
+            sets = shared_by_ranks(self._script, env)
             pool = WorkerPool(
-                self._guard, self._preload, env, self.secrets, python, lambda text: self.say(text)
+                self._guard, self._preload, env, self.secrets, python, lambda text: self.say(text), sets
             )
         self._pools[key] = pool  # the last one used comes last
         return pool
@@ -531,10 +538,11 @@ class WorkerPools(AbstractContextManager["WorkerPools"]):
 
 
 @contextmanager
-def early_servers(guard: Guard) -> Iterator[WorkerPools]:
+def early_servers(guard: Guard, script: str = "") -> Iterator[WorkerPools]:
     """Servers that import torch while the command still imports its own part and reads the job.
 
+    They import it with the variables that `script` sets before; its path, or empty if that isn't known yet.
     This module's own imports delay that, so there are few. From here on a signal raises `Interrupted`.
     """
-    with interruptible(guard.kill_workers), WorkerPools(guard, (*TRAINING, STORE)) as pools:
+    with interruptible(guard.kill_workers), WorkerPools(guard, (*TRAINING, STORE), script) as pools:
         yield pools

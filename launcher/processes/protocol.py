@@ -63,6 +63,8 @@ class Preload(msgspec.Struct, frozen=True, tag=True):
     modules: tuple[str, ...]
     if_harmless: bool = False
     """Whether only those that leave no trace in the process but modules."""
+    instead: Mapping[str, str | None] = {}
+    """Variables of the server that are for its imports alone, and what ranks have instead, if anything."""
 
 
 class StartRequest(msgspec.Struct, frozen=True, tag=True):

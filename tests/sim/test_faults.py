@@ -171,7 +171,7 @@ class Command:
         for module, name, value in (
             (interrupt, "quit_on_interrupt", lambda: None),
             (guard, "split_process", lambda: nullcontext()),
-            (pool, "early_servers", lambda guard: nullcontext(SimpleNamespace(get=self.pool))),
+            (pool, "early_servers", lambda guard, script: nullcontext(SimpleNamespace(get=self.pool))),
         ):
             monkeypatch.setattr(module, name, value)
         monkeypatch.setattr(SelfTest, "run_job", self.run_job)

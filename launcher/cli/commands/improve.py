@@ -18,7 +18,7 @@ from gpurun.launcher.cli.options import (
     quiet_option,
     set_option,
 )
-from gpurun.launcher.cli.output import show_json
+from gpurun.launcher.cli.output import rank_starters, show_json
 from gpurun.launcher.errors import SpecError
 
 
@@ -90,7 +90,9 @@ def improve(
     if resume is None:
         check_writable(out or Path("runs"))
     given = given_by(words, module, devices, overrides, resume)
-    found, path, error = finished(given, budget_s, out, resume, only_rank, quiet, allows_others, numerics)
+    script = "" if module is not None or not words else words[0]
+    how = (out, resume, only_rank, quiet, allows_others, numerics)
+    found, path, error = finished(given, script, budget_s, *how)
     if as_json:
         show_json({"improve": found})
     else:
@@ -144,6 +146,7 @@ def job_invocation(words: tuple[str, ...], devices: str, overrides: tuple[str, .
 
 def finished(
     given: Callable[[], Any],
+    script: str,
     budget_s: float | None,
     out: Path | None,
     resume: Path | None,
@@ -153,31 +156,24 @@ def finished(
     numerics: bool,
 ) -> Any:
     """The finished search, its directory, and the error that it ends with; no process of it is left."""
-    from gpurun.launcher.processes.guard import split_process
+    with rank_starters(script) as pools:
+        import gc
 
-    with split_process() as guard:  # forks: nothing heavy may be imported before
-        from gpurun.launcher.processes.pool import early_servers
+        from gpurun.launcher.improve.improve import run_improve
+        from gpurun.launcher.run.job import Output
+        from gpurun.launcher.run.open import load_invocation, new_directory
 
-        with early_servers(guard) as pools:
-            import gc
+        gc.enable()
+        invocation = given()
+        name = f"{load_invocation(invocation).name}-improve"
+        path = resume or out or new_directory(Path("runs") / name)
+        output = Output(quiet, only_rank, is_part=True)
 
-            from gpurun.launcher.improve.improve import run_improve
-            from gpurun.launcher.run.job import Output
-            from gpurun.launcher.run.open import load_invocation, new_directory
+        def say(text: str) -> None:
+            click.echo(text, err=True)
 
-            gc.enable()
-            invocation = given()
-            name = f"{load_invocation(invocation).name}-improve"
-            path = resume or out or new_directory(Path("runs") / name)
-            output = Output(quiet, only_rank, is_part=True)
-
-            def say(text: str) -> None:
-                click.echo(text, err=True)
-
-            found, error = run_improve(
-                pools, invocation, budget_s, path, output, say, allows_others, numerics
-            )
-            return found, path, error
+        found, error = run_improve(pools, invocation, budget_s, path, output, say, allows_others, numerics)
+        return found, path, error
 
 
 def apply(found: Any, given: Any, yes: bool, force: bool) -> None:

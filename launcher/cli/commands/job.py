@@ -301,7 +301,7 @@ def run(
         given = with_hang_timeout((*overrides, *more), hang_timeout_s)
         return program_invocation(script, module, args, devices, given, compared(compare))
 
-    run_and_print(invocation, out, None, **how)
+    run_and_print(invocation, out, None, script=script or "", **how)
 
 
 FAILED = 1
@@ -363,7 +363,8 @@ def torchrun(
         return program_invocation(line.script, line.module, line.args, chosen, given, {})
 
     try:
-        run_and_print(invocation, out, None, passes_through=True, **{**how, **from_line(line, how)})
+        more = {**how, **from_line(line, how)}
+        run_and_print(invocation, out, None, passes_through=True, script=line.script or "", **more)
     except GpurunError as error:
         if isinstance(error, SpecError) and is_there(line):
             raise

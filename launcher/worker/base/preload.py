@@ -28,6 +28,8 @@ PRELOADED: set[str] = set()
 
 A program has them all once it imports one of them: which has imported which isn't known.
 """
+IMPORTED_WITH: dict[str, str] = {}
+"""Variables with which torch was imported here, and that ranks don't have until their program sets them."""
 _GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
 

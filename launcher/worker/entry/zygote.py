@@ -19,7 +19,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, NoReturn, TextIO, cast
 
@@ -47,8 +47,9 @@ from gpurun.launcher.processes.protocol import (
     StartRequest,
 )
 from gpurun.launcher.rundir.control import STACKS_SIGNAL, ControlDir, make_directory, socket_name, stacks_name
+from gpurun.launcher.worker.base.blas import BLAS_THREADS
 from gpurun.launcher.worker.base.exit import exit_code, finish, print_to_log
-from gpurun.launcher.worker.base.preload import preload_packages
+from gpurun.launcher.worker.base.preload import IMPORTED_WITH, preload_packages
 
 ASK_THE_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
@@ -65,10 +66,15 @@ def asking_the_driver() -> Iterator[None]:
     if os.environ.get(VISIBLE, "").startswith(MIG_PREFIX):
         changed[VISIBLE] = os.environ.pop(VISIBLE)
     yield
-    for name, before in changed.items():
+    set_or_remove(changed)
+
+
+def set_or_remove(variables: Mapping[str, str | None]) -> None:
+    """Gives variables their values, where they have some."""
+    for name, value in variables.items():
         os.environ.pop(name, None)
-        if before is not None:
-            os.environ[name] = before
+        if value is not None:
+            os.environ[name] = value
 
 
 class ForkServer:
@@ -102,6 +108,8 @@ class ForkServer:
 
     def _handle(self, request: Request) -> None:
         if isinstance(request, Preload):
+            IMPORTED_WITH.update({name: os.environ[name] for name in request.instead})
+            _instead.update(request.instead)
             self._preload(request.modules, request.if_harmless)
         elif isinstance(request, StartRequest):
             self._import_entry(request.entry)
@@ -203,6 +211,9 @@ def main() -> NoReturn:
         signal.signal(number, signal.SIG_IGN)  # a batch system signals all processes; the command answers
     # The import makes millions of objects and no garbage: a fifth of its time would go into looking for some.
     gc.disable()
+    # numpy's BLAS starts a thread per core when it is imported; a process that forks must have none.
+    _instead[BLAS_THREADS] = os.environ.get(BLAS_THREADS)
+    os.environ[BLAS_THREADS] = "1"
     code = 1
     try:
         ForkServer(Channel(socket.socket(fileno=STREAM_FD), Request)).serve()
@@ -223,6 +234,8 @@ FLIGHT_RECORDER_ENTRIES = "2000"
 
 _kept: list[object] = []
 """Servers that live as long as the process."""
+_instead: dict[str, str | None] = {}
+"""Variables of the server alone, and what ranks have instead."""
 _released: set[int] = set()
 """Processes that go on when the server ends."""
 
@@ -252,6 +265,7 @@ def run_rank(request: StartRequest, server: int) -> NoReturn:
 def become_rank(request: StartRequest) -> None:
     """A process of its own: signals, environment, random numbers."""
     answer_signals()
+    set_or_remove(_instead)
     os.environ.update(request.env)
     os.chdir(request.cwd)
     if request.moved is not None:

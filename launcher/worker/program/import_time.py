@@ -5,17 +5,15 @@ TORCH_LOGS (torch/_logging/_internal.py), TORCH_DISTRIBUTED_DEBUG (torch/distrib
 PYTORCH_JIT (torch/jit/_state.py), TORCHDYNAMO_* and TORCHINDUCTOR_* (torch/_dynamo/config.py,
 torch/_inductor/config.py). So a rank begins anew, once, if one of them has changed until the program imports
 torch: a new interpreter imports it with these variables, and then runs the program from its beginning. Where
-the script's text says what they are set to, that is done before the program runs; else what it did before is
-done twice.
+the script's text says what they are set to, torch is imported with that before the program runs: by the
+server for all ranks, or by each for itself (`OF_ONE_PROCESS`). Else what it did before is done twice.
 """
 
-import ast
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -24,64 +22,12 @@ from typing import Any
 
 import gpurun
 from gpurun.launcher.processes.guard import WITH_OUR_CODE
+from gpurun.launcher.processes.import_variables import changed
 from gpurun.launcher.rundir.control import STACKS_SIGNAL
 
-READ_AT_IMPORT = (
-    *("OMP_", "GOMP_", "KMP_"),  # by OpenMP's runtimes, when they are loaded
-    *("MKL_", "OPENBLAS_", "BLIS_", "NUMEXPR_"),  # by libraries of linear algebra
-    *("TORCH", "PYTORCH", "KINETO_", "TRITON_"),
-    *("LD_", "GLIBC_", "MALLOC_"),
-)
-"""Beginnings of variables that something reads when torch is imported."""
 ANEW = "gpurun.launcher.worker.entry.anew"
 """The module with which a rank goes on."""
 TORCH = "torch"
-
-
-def changed(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
-    """The variables that differ, of those that torch's import reads, in alphabetical order."""
-    names = sorted(before.keys() | now.keys())
-    return tuple(
-        name for name in names if before.get(name) != now.get(name) and name.startswith(READ_AT_IMPORT)
-    )
-
-
-def set_by(source: bytes, env: Mapping[str, str]) -> dict[str, str]:
-    """The variables, of those that torch's import reads, that a script sets before its first import of
-    another package, as far as its text says to what; only those that differ from `env`."""
-    found: dict[str, str] = {}
-    with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-        for node in ast.parse(source).body:
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or "."] if isinstance(node, ast.ImportFrom) else []
-            if any(name.partition(".")[0] not in sys.stdlib_module_names for name in names):
-                break
-            for name, value, is_default in _assigned(node):
-                if not (is_default and name in {**env, **found}):
-                    found[name] = value
-    return {name: found[name] for name in changed(env, {**env, **found})}
-
-
-def _assigned(node: ast.stmt) -> Iterator[tuple[str, str, bool]]:
-    """The variables that a statement sets to a text, and whether only where they aren't set."""
-    match node:
-        case ast.Assign(
-            targets=[ast.Subscript(value=place, slice=ast.Constant(value=str(name)))],
-            value=ast.Constant(value=str(value)),
-        ) if _is_environ(place):
-            yield name, value, False
-        case ast.Expr(
-            value=ast.Call(
-                func=ast.Attribute(value=place, attr="setdefault"),
-                args=[ast.Constant(value=str(name)), ast.Constant(value=str(value))],
-            )
-        ) if _is_environ(place):
-            yield name, value, True
-
-
-def _is_environ(place: ast.expr) -> bool:
-    """Whether it is `os.environ`, or `environ`."""
-    return ast.unparse(place) in ("os.environ", "environ")
 
 
 @dataclass(eq=False)

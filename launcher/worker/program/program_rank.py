@@ -37,6 +37,7 @@ from gpurun.launcher.findings.finding import reason
 from gpurun.launcher.findings.run_cases import OWN_PROCESSES
 from gpurun.launcher.inspect.stacks import code_hashes, is_users
 from gpurun.launcher.machine.accelerators import CPU, accelerator_of, gpu_kinds
+from gpurun.launcher.processes.import_variables import changed, set_by
 from gpurun.launcher.rundir.files import RunDir, append_lines, keep_lines, read_json, write_json
 from gpurun.launcher.rundir.records import (
     NO_GROUP,
@@ -53,13 +54,14 @@ from gpurun.launcher.stats.schedule import only_warmup_text
 from gpurun.launcher.units import listed
 from gpurun.launcher.worker.accelerators.clock import Stamps
 from gpurun.launcher.worker.accelerators.runtime import runtime_of, used_runtime
+from gpurun.launcher.worker.base.blas import set_blas_threads, wanted_threads
 from gpurun.launcher.worker.base.exit import exit_code, finish, print_to_log
 from gpurun.launcher.worker.base.failure import record_failure
-from gpurun.launcher.worker.base.preload import PRELOADED
+from gpurun.launcher.worker.base.preload import IMPORTED_WITH, PRELOADED
 from gpurun.launcher.worker.base.process_group import await_port, stay_on_this_machine
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.profiling import StepCapture, StepTracer, open_block
-from gpurun.launcher.worker.program.import_time import TORCH, Beginning, HiddenPackages, set_by
+from gpurun.launcher.worker.program.import_time import TORCH, Beginning, HiddenPackages
 from gpurun.launcher.worker.program.observed import Observer
 from gpurun.launcher.worker.program.own_profilers import OwnProfilers
 from gpurun.launcher.worker.program.seeding import seed
@@ -550,7 +552,7 @@ def main(
     # Where torch's `record` writes why a function has failed, for torchrun's own report.
     os.environ.setdefault("TORCHELASTIC_ERROR_FILE", str(run.program_error(config.launch, rank)))
     if not set_before:
-        begin_with(config, argv, str(run.control(config.launch)))
+        imported_with = begin_with(config, argv, str(run.control(config.launch)))
         set_threads()
     seed(0 if config.seeds_steps and config.seed is None else config.seed)
     capture = StepCapture(run, config.launch, rank, open_block(run, config.launch, rank))
@@ -578,21 +580,25 @@ def main(
     finish(code)
 
 
-def begin_with(config: ProgramConfig, argv: Sequence[str], control: str) -> None:
-    """Begins anew at once where the script shows what it sets before it imports torch: it runs once then."""
+def begin_with(config: ProgramConfig, argv: Sequence[str], control: str) -> dict[str, str] | None:
+    """Begins anew at once if the script's text says that torch is to be imported in another environment.
+
+    Returns that environment; `None`: it is this one. The program runs once then.
+    """
     try:
         source = Path(config.script or "").read_bytes() if config.script else b""
     except OSError:
-        return  # the program's own message says so
-    if values := set_by(source, os.environ):
+        return None  # the program's own message says so
+    env, values = dict(os.environ), set_by(source, os.environ)
+    if changed({**env, **IMPORTED_WITH}, {**env, **values}):
         Beginning(tuple(argv), control).begin_anew(values)
+    return {**env, **values} if values else None
 
 
 def join_launch(config: ProgramConfig, run: RunDir) -> None:
     """Sets what `init_process_group` finds in the environment: the port of the launch's store."""
     os.environ["MASTER_PORT"] = str(await_port(run.rendezvous(config.launch)))
     stay_on_this_machine()
-    os.environ.pop("OPENBLAS_NUM_THREADS", None)  # meant for the server
 
 
 def with_own_directory(config: ProgramConfig, run: RunDir) -> ProgramConfig:
@@ -607,8 +613,9 @@ def with_own_directory(config: ProgramConfig, run: RunDir) -> ProgramConfig:
 
 
 def set_threads() -> None:
-    """OMP_NUM_THREADS was read when the server started; torch takes the rank's own share from us."""
-    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    """OMP_NUM_THREADS was read when the server started; torch and numpy take the rank's share from us."""
+    set_blas_threads(wanted_threads({**os.environ, **IMPORTED_WITH}))
+    wanted = "" if "OMP_NUM_THREADS" in IMPORTED_WITH else os.environ.get("OMP_NUM_THREADS", "")
     if wanted.isdecimal() and int(wanted) > 0:
         torch.set_num_threads(int(wanted))
 

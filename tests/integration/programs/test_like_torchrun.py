@@ -104,6 +104,69 @@ def test_a_variable_that_the_text_does_not_tell_is_obeyed_too(tmp_path: Path) ->
     assert log(tmp_path).splitlines() == ["begins", "begins", "recompiles"]
 
 
+SETS = """
+    import os, sys
+    print("begins with", os.environ.get("TORCH_DISTRIBUTED_DEBUG"))
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+    {more}
+    import torch
+    import gpurun.launcher.worker.base.preload as preload
+    print(torch.distributed.get_debug_level().name, dict(preload.IMPORTED_WITH), sys.argv[1:])
+"""
+SHARED = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+
+
+@pytest.mark.parametrize(
+    ("more", "shared", "anew", "times"),
+    [
+        ("", SHARED, "", 1),
+        ("os.environ['MKL_NUM_THREADS'] = '3'", {}, "MKL_NUM_THREADS and TORCH_DISTRIBUTED_DEBUG", 1),
+        ("if sys.argv: os.environ['TORCH_DISTRIBUTED_DEBUG'] = 'INFO'", {}, "TORCH_DISTRIBUTED_DEBUG", 2),
+        ("if sys.argv: del os.environ['TORCH_DISTRIBUTED_DEBUG']", {}, "TORCH_DISTRIBUTED_DEBUG", 2),
+    ],
+)
+def test_torch_is_imported_with_what_the_program_sets_once_for_all_ranks_where_that_is_possible(
+    tmp_path: Path, more: str, shared: dict[str, str], anew: str, times: int
+) -> None:
+    write(tmp_path, "train.py", SETS.replace("{more}", more))
+    env = {"TORCH_DISTRIBUTED_DEBUG": "OFF"}
+    result = gpurun(tmp_path, "run", "train.py", *TWO, "--", "--x", env=env).ended(0)
+    level = "INFO" if "INFO" in more else "OFF" if "del" in more else "DETAIL"
+    for rank in range(2):
+        *begun, last = log(tmp_path, rank).splitlines()
+        assert begun == ["begins with OFF"] * times
+        assert last == f"{level} {shared} ['--x']"
+    said = f"sets {anew} before it imports torch, so each rank began anew"
+    assert (said in " ".join(details(result).split())) == bool(anew)
+
+
+THREADS = """
+    import os
+    {sets}
+    import numpy, torch
+    import ctypes
+    (path,) = {line.split()[5] for line in open("/proc/self/maps") if "openblas" in line}
+    blas = ctypes.CDLL(path)
+    assert (numpy.ones((300, 300)) @ numpy.ones((300, 300)) == 300).all()
+    print(torch.get_num_threads(), blas.scipy_openblas_get_num_threads64_())
+    print(os.environ.get("OPENBLAS_NUM_THREADS"))
+"""
+
+
+@pytest.mark.parametrize("sets", ["", "os.environ['OMP_NUM_THREADS'] = '2'"])
+@pytest.mark.parametrize("blas", [{}, {"OPENBLAS_NUM_THREADS": "2"}])
+def test_threads_are_those_that_the_program_and_the_shell_say(
+    tmp_path: Path, sets: str, blas: dict[str, str]
+) -> None:
+    """The server, which imports numpy and torch, has none; the ranks' share is a thread each."""
+    write(tmp_path, "train.py", THREADS.replace("{sets}", sets))
+    env = {**blas, "OMP_NUM_THREADS": "1"}
+    argv = [sys.executable, "train.py"]
+    done = subprocess.run(argv, cwd=tmp_path, env={**os.environ, **env}, capture_output=True, check=True)
+    gpurun(tmp_path, "run", "train.py", *TWO, env=env).ended(0)
+    assert log(tmp_path).encode() == done.stdout
+
+
 def test_everything_that_is_written_is_kept(tmp_path: Path) -> None:
     """torchrun starts ranks with `python -u`."""
     program = "import os, subprocess, sys\nsys.stdout.write('a')\nsubprocess.run(['echo', 'b'])\n"
