@@ -260,7 +260,7 @@ class OtherNode:
         relay = self.job.output.relay(progress.say, self.job.spec.logs.keep_bytes)
         follower = Follower(here.link, self.pools, places, progress.say, relay)
         if (own := self.job.output.streams) is not None:
-            follower.streams = own.of
+            follower.streams, follower.shown = own.of, own.shown
         follower.goes_on_from(self.follower)
         self.follower = follower
         with forwarded(lambda number: follower.pool.forward(number)):

@@ -7,6 +7,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from gpurun.launcher.processes.pool import WorkerPools
     from gpurun.launcher.run.running_attempt import Streams
     from gpurun.launcher.rundir.paths import Url
+    from gpurun.launcher.rundir.rank_files import RankFiles
 
 
 def width() -> int:
@@ -100,7 +102,7 @@ def print_comparison(
     click.echo(render_table(comparison, width(), plain, name, colour, above, details, height), err=err)
 
 
-def own_streams(only_rank: int | None) -> "Streams":
+def own_streams() -> "Streams":
     """This process's stdin and stdout by path, for ranks; of terminals, only one that it may read."""
     from gpurun.launcher.processes.incoming_signals import is_in_foreground
     from gpurun.launcher.run.running_attempt import Streams
@@ -114,7 +116,7 @@ def own_streams(only_rank: int | None) -> "Streams":
         for fd in (1, 2):  # a rank opens a file anew: else both would write at places of their own
             fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
     stdin = f"/proc/{os.getpid()}/fd/0" if reads_terminal else path(0)
-    return Streams(stdin, stdout, only_rank, reads_terminal)
+    return Streams(stdin, stdout, reads_terminal=reads_terminal)
 
 
 def _is_one_place() -> bool:
@@ -155,6 +157,8 @@ def run_and_print(
     require_steps: bool,
     passes_through: bool = False,
     script: str = "",
+    only_local_rank: int | None = None,
+    files: "RankFiles | None" = None,
     **place: Any,
 ) -> None:
     """Runs a job and prints the comparison, on node 0.
@@ -168,6 +172,8 @@ def run_and_print(
         passes_through: whether a file or pipe that is stdout takes the program's stdout, as it is; the
             comparison goes to stderr then.
         script: the program's path, if it is known.
+        only_local_rank: the rank of each node whose output is shown.
+        files: what else takes streams of a program's ranks.
         place: the flags about this node.
 
     Raises:
@@ -179,18 +185,19 @@ def run_and_print(
     with rank_starters(script) as pools:
         from gpurun.launcher.cli.options import node_flags
         from gpurun.launcher.run.job import Output
+        from gpurun.launcher.run.running_attempt import Streams
         from gpurun.launcher.rundir.store import fetched
         from gpurun.launcher.start import run_job
 
-        streams = own_streams(only_rank) if passes_through and not (as_json or quiet) else None
-        output, flags = Output(quiet, only_rank, streams, passes_through), node_flags(**place)
+        streams = own_streams() if passes_through and not (as_json or quiet) else Streams()
+        streams = replace(streams, only_rank=only_rank, only_local_rank=only_local_rank, files=files)
+        output = Output(quiet, only_rank, streams, passes_through, only_local_rank)
+        flags = node_flags(**place)
         before = fetched(resume) if isinstance(resume, str) else resume
         finished = run_job(pools, invocation, directory, before, output, flags, keep_at, overrides)
     if finished is None:
         return  # node 0 has the results
-    print_comparison(
-        finished.comparison, finished.run, as_json, finished.reported, err=bool(streams and streams.stdout)
-    )
+    print_comparison(finished.comparison, finished.run, as_json, finished.reported, err=bool(streams.stdout))
     if finished.error is not None:
         raise finished.error
     if require_steps:

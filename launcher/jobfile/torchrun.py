@@ -6,18 +6,19 @@ torch/distributed/run.py, `get_args_parser`; each has a variable, too: PET_ and 
 
 import argparse
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile.values import BECOMES_COMMAND
+from gpurun.launcher.rundir.rank_files import RankFiles
 
 SAME = {
     "standalone": "one node needs nothing to find itself",
     "monitor_interval": "the end of a rank is noticed at once",
     "start_method": "programs are started, not functions",
-    "log_dir": "logs are in the run directory, and `gpurun logs RUN` prints them",
 }
 """Options that need nothing, and why."""
 TRANSLATED = {
@@ -36,11 +37,12 @@ TRANSLATED = {
     "module": "`-m`",
     "run_path": "as without it",
     "no_python": "a module that becomes the command, whose steps can't be seen",
-    "redirects": "`3`: `--quiet`",
-    "tee": "output is shown and kept, as always",
+    "log_dir": "its files of the streams that the next two name",
+    "redirects": "files of ranks instead of their logs; of all without `log_dir`: `--quiet`",
+    "tee": "with `log_dir` files that are shown; else output is shown and kept, as always",
     "role": "ROLE_NAME",
     "local_addr": "`--interface`",
-    "local_ranks_filter": "of one rank: `--only-rank`",
+    "local_ranks_filter": "of one rank: what each node shows",
     "signals_to_handle": "TORCHELASTIC_SIGNALS_TO_HANDLE; those are handled always, and SIGUSR1",
     "training_script": "`script`",
     "training_script_args": "`args`",
@@ -107,8 +109,9 @@ class TorchrunLine:
     overrides: tuple[str, ...]
     """`KEY=VALUE` of a job."""
     quiet: bool
-    only_rank: int | None
-    log_dir: str | None
+    only_local_rank: int | None
+    files: RankFiles | None
+    """Where streams of ranks go that neither a log nor a pipe gets."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -169,7 +172,7 @@ def _line(given: Mapping[str, Any]) -> TorchrunLine:
     is_command = given["no_python"] and not given["run_path"]
     if is_command:
         script, args = BECOMES_COMMAND, (script, *args)
-    rank, endpoint = given["node_rank"], None
+    rank, endpoint, files = given["node_rank"], None, _files(given)
     port = _store_port(given, nodes)
     if nodes > 1:
         host = given["master_addr"] or ""
@@ -189,9 +192,9 @@ def _line(given: Mapping[str, Any]) -> TorchrunLine:
         is_host=conf.get("is_host", "").lower() in ("1", "true", "t", "yes", "y"),
         join_timeout_s=float(conf["join_timeout"]) if "join_timeout" in conf else None,
         overrides=_overrides(given, nodes, port),
-        quiet=_hides_all(given["redirects"]) and given["tee"] == "0",
-        only_rank=_one_rank(given["local_ranks_filter"] or ""),
-        log_dir=given["log_dir"],
+        quiet=files is None and given["redirects"] == "3" and given["tee"] == "0",
+        only_local_rank=_one_rank(given["local_ranks_filter"] or ""),
+        files=files,
     )
 
 
@@ -248,11 +251,20 @@ def _conf(text: str) -> dict[str, str]:
     return conf
 
 
-def _hides_all(text: str) -> bool:
-    """Whether redirects are `3`, and not `0`, which are none."""
-    if text not in ("0", "3"):
-        raise _refused("redirects", text, "`--only-rank N` shows one rank, `--quiet` none; logs keep all")
-    return text == "3"
+def _files(given: Mapping[str, Any]) -> RankFiles | None:
+    """The files of ranks; `None`: logs keep all, so that without a directory two cases need none."""
+    redirects, tee = (_streams(name, given[name]) for name in ("redirects", "tee"))
+    is_plain = redirects == 0 or (redirects == 3 and tee == 0)
+    return None if is_plain and not given["log_dir"] else RankFiles(given["log_dir"] or "", redirects, tee)
+
+
+def _streams(name: str, text: str) -> dict[int, int] | int:
+    """Bits of streams, of all ranks or by local rank. Source: `Std.from_str` of torch's launcher."""
+    if re.fullmatch("[0-3]", text):
+        return int(text)
+    if not re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", text):
+        raise SpecError(f"torchrun: --{name} {text} is neither 0 to 3 nor a list such as 0:3,1:1")
+    return {int(rank): int(bits) for rank, bits in (pair.split(":") for pair in text.split(","))}
 
 
 def _one_rank(text: str) -> int | None:

@@ -5,8 +5,9 @@ they die. The relay follows the logs, and keeps them from filling the disk.
 """
 
 import os
+import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import filterfalse
@@ -38,6 +39,8 @@ class LogTail:
     reader: LineReader = field(default_factory=LineReader)
     within: Sequence[Path] = ()
     """As `RunDir` has it."""
+    to_stdout: bool = False
+    """Whether its lines are the program's stdout, which the command passes through."""
     asked: int = 0
     """The offset behind the last line that was shown without its end."""
 
@@ -82,6 +85,8 @@ class Relay:
     one has failed, and a failed launch starts again whatever has failed."""
     prompts: bool = False
     """Whether ranks read a terminal: the beginning of a line at which one waits is shown."""
+    only_local: int | None = None
+    """The rank to show of those of this node, counted from 0; `None`: all."""
     _tails: list[LogTail] = field(default_factory=list)
     _held: list[str] = field(default_factory=list)
     _bars: dict[int, tuple[float, str]] = field(default_factory=dict)
@@ -90,13 +95,22 @@ class Relay:
     _full: set[Path] = field(default_factory=set)
     """Logs that can't be rotated, since the disk is full or can't be written."""
 
-    def follow(self, logs: Mapping[int, Path], from_start: bool = False) -> None:
-        """Follows these logs from now on; their present content is not shown, unless `from_start`."""
+    def follow(
+        self, logs: Mapping[int, Path], from_start: bool = False, more: Sequence[LogTail] = ()
+    ) -> None:
+        """Follows these logs from now on; their present content is not shown, unless `from_start`.
+
+        Args:
+            more: other files of these ranks.
+        """
         self._held, self._bars, self._tails = [], {}, []
         self._logs, self._full = set(logs.values()), set()
+        here = sorted(logs) if self.only_local is None else sorted(logs)[self.only_local :][:1]
+        shown = [rank for rank in here if self.only is None or rank in self.only]
         for rank, path in logs.items():
-            if self.only is None or rank in self.only:
+            if rank in shown:
                 self._tails.append(self._tail(rank, path, 0 if from_start else num_bytes(path)))
+        self._tails += [tail for tail in more if tail.rank in shown]
 
     def add(self, logs: Mapping[int, Path]) -> None:
         """Follows these logs too, from their start, if they are new."""
@@ -111,7 +125,11 @@ class Relay:
         self._show_held()
         for tail in self._tails:
             before = tail.offset
-            self._held += [prefixed(tail.rank, line, self.colour) for line in tail.read()]
+            lines = [prefixed(tail.rank, line, self.colour) for line in tail.read()]
+            if tail.to_stdout:
+                _print(lines)
+                continue
+            self._held += lines
             self._show_bar(tail)
             if self.prompts and tail.asked != before == tail.offset and (prompt := tail.reader.unfinished):
                 tail.asked = before
@@ -135,8 +153,11 @@ class Relay:
         self.look()
         self._show_held()
         for tail in self._tails:
-            for line in filterfalse(is_noise, tail.reader.finish()):
-                self.say(prefixed(tail.rank, line, self.colour))
+            rest = [prefixed(tail.rank, line, self.colour) for line in _shown(tail.reader.finish())]
+            if tail.to_stdout:
+                _print(rest)
+            elif rest:
+                self.say("\n".join(rest))
 
     def _show_held(self) -> None:
         if self._held:
@@ -150,6 +171,16 @@ class Relay:
             return
         self._bars[tail.rank] = (self.clock(), bar)
         self._held.append(prefixed(tail.rank, bar, self.colour))
+
+
+def _shown(lines: Iterable[str]) -> Iterator[str]:
+    return filterfalse(is_noise, lines)
+
+
+def _print(lines: Sequence[str]) -> None:
+    if lines:
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        sys.stdout.flush()
 
 
 def rotate(log: Path, keep_bytes: int) -> bool:

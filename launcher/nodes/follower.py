@@ -2,7 +2,7 @@
 
 import errno
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import msgspec
 
 from gpurun.launcher.inspect.requests import ring, write_request
 from gpurun.launcher.inspect.snapshot import RankSnapshot
-from gpurun.launcher.logs.relay import Relay
+from gpurun.launcher.logs.relay import LogTail, Relay
 from gpurun.launcher.nodes.messages import (
     Ack,
     Exits,
@@ -93,8 +93,10 @@ class Follower:
     say: Callable[[str], None]
     relay: Relay | None = None
     """Shows the output of this node's ranks; `None`: it is not shown."""
-    streams: Callable[[int], Mapping[str, str]] = lambda _: {}
-    """The fields of a program's rank's request that are this node's own."""
+    streams: Callable[[Mapping[str, str], str], Mapping[str, str]] = lambda *_: {}
+    """The fields of a program's rank's request that are this node's own, by its environment and log."""
+    shown: Callable[[Sequence[StartRequest]], Sequence[LogTail]] = lambda _: ()
+    """Files of this node's ranks that are shown besides their logs."""
     attempt: int = 0
     name: str = ""
     ranks: frozenset[int] = frozenset()
@@ -167,19 +169,21 @@ class Follower:
         requests = [self.translated(request, ENTRIES[message.kind]) for request in message.requests]
         self.ranks = frozenset(request.rank for request in requests)
         if self.relay is not None:
-            self.relay.follow({request.rank: Path(request.log) for request in requests})
+            logs = {request.rank: Path(request.log) for request in requests}
+            self.relay.follow(logs, more=self.shown(requests))
         self.pool = self.pools.get(message.env)
         self.pool.start(requests)
 
     def translated(self, request: StartRequest, entry: str) -> StartRequest:
         """The request with this node's paths and its own way into the program."""
         places = self.places
+        log = places.translate(request.log, self.name)
         return msgspec.structs.replace(
             request,
-            **(self.streams(request.rank) if entry == PROGRAM_ENTRY else {}),
+            **(self.streams(request.env, log) if entry == PROGRAM_ENTRY else {}),
             entry=entry,
             args=tuple(places.translate(text, self.name) for text in request.args),
-            log=places.translate(request.log, self.name),
+            log=log,
             cwd=places.translate(request.cwd, self.name),
             control=places.translate(request.control, self.name),
         )

@@ -89,6 +89,8 @@ class StartRequest(msgspec.Struct, frozen=True, tag=True):
     """Absolute path of its stdin; empty: it has none."""
     stdout: str = ""
     """Absolute path of what takes its stdout instead of the log; empty: the log."""
+    stderr: str = ""
+    """The same of its stderr."""
 
 
 class Signal(msgspec.Struct, frozen=True, tag=True):

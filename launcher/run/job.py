@@ -100,7 +100,8 @@ class Output:
     streams: Streams | None = None
     """Where a program's stdin comes from and its stdout goes to; `None`: with stderr to the logs."""
     as_torchrun: bool = False
-    """As `Relay` has it."""
+    only_local_rank: int | None = None
+    """These two as `Relay` has them."""
     is_part: bool = False
     """Whether a command makes several runs: each shows no plan, gives no advice on a new run, and leaves what
     interrupted ranks write to their logs."""
@@ -120,7 +121,15 @@ class Output:
         only = () if self.quiet else None if self.only_rank is None else (self.only_rank,)
         colour = has_colour(sys.stderr, os.environ)
         prompts = self.streams is not None and self.streams.reads_terminal
-        return Relay(say, only, colour, keep_bytes, as_torchrun=self.as_torchrun, prompts=prompts)
+        return Relay(
+            say,
+            only,
+            colour,
+            keep_bytes,
+            as_torchrun=self.as_torchrun,
+            prompts=prompts,
+            only_local=self.only_local_rank,
+        )
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import msgspec
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.inspect.hang_diagnosis import Hang, diagnose, usage_of
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.logs.relay import Relay
+from gpurun.launcher.logs.relay import LogTail, Relay
 from gpurun.launcher.machine.network import family_of
 from gpurun.launcher.plan.devices import MachineLike
 from gpurun.launcher.plan.launch_config import fit_at_once, launch_config_for, program_config, turns_of
@@ -46,6 +46,7 @@ from gpurun.launcher.rundir.files import (
     write_json,
 )
 from gpurun.launcher.rundir.paths import num_bytes
+from gpurun.launcher.rundir.rank_files import RankFiles
 from gpurun.launcher.rundir.records import Event, LeftProcess, Stage
 from gpurun.launcher.rundir.remembered import remembered
 
@@ -58,16 +59,36 @@ STORE_ENTRY = "gpurun.launcher.worker.base.process_group:serve_store"
 class Streams:
     """What ranks of a program read and write in place of their logs."""
 
-    stdin: str
+    stdin: str = ""
     """The path of a file or pipe; empty: there is none."""
-    stdout: str
+    stdout: str = ""
     only_rank: int | None = None
     """The one that writes there; `None`: all do."""
+    only_local_rank: int | None = None
+    """The same, of each node's ranks."""
     reads_terminal: bool = False
+    files: RankFiles | None = None
+    """Where torchrun's line says that streams go."""
 
-    def of(self, rank: int) -> dict[str, str]:
-        """The fields of a rank's `StartRequest`."""
-        return {"stdin": self.stdin, "stdout": self.stdout if self.only_rank in (None, rank) else ""}
+    def of(self, env: Mapping[str, str], log: str) -> dict[str, str]:
+        """The fields of the `StartRequest` of a rank with this environment and log.
+
+        Raises:
+            MachineError: its files can't be written.
+        """
+        rank, local_rank = int(env["RANK"]), int(env["LOCAL_RANK"])
+        writes = self.only_rank in (None, rank) and self.only_local_rank in (None, local_rank)
+        found = {"stdin": self.stdin, "stdout": self.stdout if writes else ""}
+        return found | (self.files.of(env, log) if self.files else {})
+
+    def shown(self, requests: Sequence[StartRequest]) -> list[LogTail]:
+        """The files of ranks that are shown besides their logs."""
+        return [
+            LogTail(request.rank, path, to_stdout=is_stdout and bool(self.stdout))
+            for request in requests
+            if self.files and request.entry == PROGRAM_ENTRY
+            for path, is_stdout in self.files.shown(request.env)
+        ]
 
 
 @dataclass(frozen=True)
@@ -210,18 +231,22 @@ class Starter:
     def rank_requests(self, launch: Launch, name: str, program: Variant | None) -> tuple[StartRequest, ...]:
         """The ranks of an attempt, with its own file names."""
         config, streams = str(self.run.launch_config(name).resolve()), self.streams if program else None
+        envs = {p.rank: self.rank_env(launch, p, program) for p in launch.processes}
+        logs = {p.rank: str(self.run.log(name, p.rank).resolve()) for p in launch.processes}
+        here = [p.rank for p in launch.processes if p.node == 0]
+        own = {rank: streams.of(envs[rank], logs[rank]) for rank in here} if streams else {}
         return tuple(
             StartRequest(
                 rank=process.rank,
                 args=(config, str(process.rank)),
-                env=self.rank_env(launch, process, program),
-                log=str(self.run.log(name, process.rank).resolve()),
+                env=envs[process.rank],
+                log=logs[process.rank],
                 cwd=str(self.code_dir(launch)),
                 entry=PROGRAM_ENTRY if program else WORKER_ENTRY,
                 control=str(self.run.control(name).resolve()),
                 cpus=process.cpus,
                 moved=self.moved(launch),
-                **(streams.of(process.rank) if streams and process.node == 0 else {}),
+                **own.get(process.rank, {}),
             )
             for process in launch.processes
         )
@@ -314,7 +339,9 @@ class RunningAttempt:
         requests = self.starter.prepare(self.launch, self.name, rounds)
         self.record_program("start")
         entered(self.run, self.name)
-        self.relay.follow(self.own_logs())
+        shown = self.starter.streams.shown(requests) if self.starter.streams else ()
+        own = self.own_logs()
+        self.relay.follow(own, more=[tail for tail in shown if tail.rank in own])
         if preloads == "before":
             self.ranks.preload(OPTIMIZING)
         if packages := self.starter.packages(self.launch):

@@ -35,7 +35,7 @@ from gpurun.launcher.cli.options import (
     with_hang_timeout,
     written_url,
 )
-from gpurun.launcher.cli.output import print_comparison, rank_starters, run_and_print, show_json, warn, width
+from gpurun.launcher.cli.output import print_comparison, rank_starters, run_and_print, show_json, width
 from gpurun.launcher.errors import GpurunError, Problem, SpecError
 
 if TYPE_CHECKING:
@@ -342,7 +342,7 @@ def torchrun(
     """
     from gpurun.launcher.cli.interrupt import quit_on_interrupt
     from gpurun.launcher.cli.main import shown
-    from gpurun.launcher.jobfile.torchrun import SAME, read_line
+    from gpurun.launcher.jobfile.torchrun import read_line
 
     quit_on_interrupt()
     line = read_line(words, os.environ)
@@ -352,8 +352,6 @@ def torchrun(
             "gpurun doesn't number nodes in the order in which they come: add --node-rank to each line, 0 on "
             "the host of the endpoint"
         )
-    if line.log_dir:
-        warn(f"--log-dir {line.log_dir} isn't used: {SAME['log_dir']}")
 
     def invocation() -> Any:
         from gpurun.launcher.run.open import program_invocation
@@ -389,10 +387,11 @@ def from_line(line: "TorchrunLine", given: dict[str, Any]) -> dict[str, Any]:
         "rendezvous": line.rendezvous,
         "interface": line.interface,
         "join_timeout_s": line.join_timeout_s,
-        "only_rank": line.only_rank,
+        "only_local_rank": None if given["only_rank"] is not None else line.only_local_rank,
+        "files": line.files,
         "quiet": line.quiet,
     }
-    return {name: given[name] or value for name, value in found.items() if value is not None}
+    return {name: given.get(name) or value for name, value in found.items() if value is not None}
 
 
 def devices_here(line: "TorchrunLine") -> str:

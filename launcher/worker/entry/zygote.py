@@ -246,7 +246,7 @@ def run_rank(request: StartRequest, server: int) -> NoReturn:
     try:
         die_with(server)
         os.setsid()  # no terminal and no `kill 0` in user code connects it to anything else
-        redirect(request.log, request.stdin, request.stdout)
+        redirect(request.log, request.stdin, request.stdout, request.stderr)
         code = 1
         become_rank(request)
         module, _, function = request.entry.partition(":")
@@ -314,25 +314,30 @@ def move_imports(old: str, new: str) -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(map(moved, entries))
 
 
-def redirect(log: str, stdin: str = "", stdout: str = "") -> None:
+def redirect(log: str, stdin: str = "", stdout: str = "", stderr: str = "") -> None:
     """Sends stdout and stderr to the log by line, so that it is complete however the rank dies.
 
     Args:
         log: appended to.
         stdin: a file, pipe or terminal to read; empty: none.
         stdout: a file or pipe that takes stdout instead.
+        stderr: and stderr.
     """
     os.makedirs(os.path.dirname(log), exist_ok=True)
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     source = os.open(stdin or os.devnull, os.O_RDONLY | os.O_NOCTTY)
-    output = os.open(stdout, os.O_WRONLY | os.O_APPEND) if stdout else os.dup(target)
-    for fd, place in ((source, 0), (output, 1), (target, 2)):
+    for fd, place in ((source, 0), (_opened(stdout, target), 1), (_opened(stderr, target), 2)):
         os.dup2(fd, place)
         os.close(fd)
+    os.close(target)
     # New stream objects: the server's may hold a lock or a buffer from the moment of the fork.
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = line_stream(1)
     sys.stderr = line_stream(2)
+
+
+def _opened(path: str, log: int) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644) if path else os.dup(log)
 
 
 def line_stream(fd: int) -> TextIO:

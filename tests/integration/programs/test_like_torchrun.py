@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import shlex
 import signal
 import socket
@@ -686,12 +687,14 @@ def test_lines_of_two_nodes_have_the_port_that_they_say_and_print_what_their_ran
     dist.init_process_group("gloo")
     dist.barrier()
     print(os.environ["RANK"], os.environ["MASTER_PORT"], sys.stdin.read(), end="", flush=True)
+    print("err", os.environ["RANK"], file=sys.stderr)
     dist.destroy_process_group()
     """
     write(tmp_path, "train.py", program)
     port = str(free_port())
-    line = ("torchrun", "--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1")
-    said = []
+    files = ("--local-ranks-filter", "0", "--log-dir", "logs", "--tee", "2")
+    line = ("torchrun", "--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", *files)
+    said, shown = [], []
     with ExitStack() as started:
         nodes = []
         for node in range(2):
@@ -705,7 +708,54 @@ def test_lines_of_two_nodes_have_the_port_that_they_say_and_print_what_their_ran
             out, err = process.communicate()
             assert process.returncode == 0, err
             said.append(out)
+            shown += [text for text in err.splitlines() if "] err " in text]
     assert said == [f"{node} {port} given to {node}\n" for node in range(2)]
+    assert shown == ["[rank 0] err 0", "[rank 1] err 1"]
+    written = (tmp_path / "logs").glob("*/attempt_0/0/stderr.log")
+    assert sorted(path.read_text() for path in written) == ["err 0\n", "err 1\n"]
+
+
+STREAMS = """
+    import os, sys
+    print("out", os.environ["LOCAL_RANK"])
+    print("err", os.environ["LOCAL_RANK"], file=sys.stderr)
+    if "--fail" in sys.argv and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "files", "out", "err"),
+    [
+        ("--log-dir d --redirects 3", "0/stderr 0/stdout 1/stderr 1/stdout", "", ""),
+        ("--log-dir d -r 0:3,1:1 -t 0:1", "0/stderr 0/stdout 1/stdout", "out 0", "err 1"),
+        ("--log-dir d -t 3 --local-ranks-filter 1", "0/stderr 0/stdout 1/stderr 1/stdout", "out 1", "err 1"),
+        ("--redirects 0:1", "0/stdout", "out 1", "err 0|err 1"),
+    ],
+)
+def test_streams_go_to_the_files_that_the_line_says(
+    tmp_path: Path, options: str, files: str, out: str, err: str
+) -> None:
+    """As torchrun (torch 2.13) wrote and printed for the same lines, but for its prefixes."""
+    write(tmp_path, "train.py", STREAMS)
+    line = ("torchrun", "--nproc-per-node", "2", *options.split(), "train.py")
+    done = gpurun(tmp_path, "--devices", "cpu:2", "--out", "run", *line).ended(0)
+    found = {f"{path.parent.name}/{path.stem}": path for path in tmp_path.rglob("attempt_0/*/std*.log")}
+    assert sorted(found) == files.split()
+    for name, path in found.items():
+        assert path.read_text() == f"{name[5:]} {name[0]}\n"
+    said = "".join(re.sub(r"^\[rank \d\] ", "", text) for text in done.out.splitlines())
+    assert said == out
+    shown = [text.partition("] ")[2] for text in sorted(done.err.splitlines()) if "] err " in text]
+    assert "|".join(shown) == err
+
+
+def test_each_attempt_has_files_of_its_own(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", STREAMS)
+    line = ("torchrun", "--log-dir", "d", "--redirects", "3", "--max-restarts", "1", "--rdzv-id", "x")
+    gpurun(tmp_path, "--out", "run", *line, "train.py", "--fail").ended(0)
+    (place,) = (tmp_path / "d").glob("x_*")
+    assert [(place / f"attempt_{n}/0/stdout.log").read_text() for n in range(2)] == ["out 0\n"] * 2
 
 
 def test_a_line_that_fails_ends_with_torchruns_exit_code(tmp_path: Path) -> None:

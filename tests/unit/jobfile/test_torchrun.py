@@ -5,6 +5,7 @@ from torch.distributed.run import get_args_parser
 
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile.torchrun import REFUSED, SAME, TRANSLATED, devices_text, read_line
+from gpurun.launcher.rundir.rank_files import RankFiles
 
 
 def test_each_option_of_torchs_own_parser_is_in_one_of_the_three_tables() -> None:
@@ -59,10 +60,15 @@ def test_each_option_of_torchs_own_parser_is_in_one_of_the_three_tables() -> Non
         ),
         ("--redirects 3 --tee 0 t.py", "quiet", True),
         ("--redirects 3 --tee 3 t.py", "quiet", False),
-        ("--tee 0:1,1:2 t.py", "quiet", False),
+        ("--tee 0:1,1:2 t.py", "files", None),
+        ("--redirects 3 t.py", "files", None),
+        ("--redirects 0:1,1:2 t.py", "files", RankFiles("", {0: 1, 1: 2}, 0)),
+        ("--log-dir d -r 3 -t 0:1 t.py", "files", RankFiles("d", 3, {0: 1})),
+        ("--log-dir d t.py", "files", RankFiles("d", 0, 0)),
+        ("--log-dir d --redirects 3 t.py", "quiet", False),
         ("--nnodes 2 --node-rank 0 --master-addr a --local-addr 10.0.0.7 t.py", "interface", "10.0.0.7"),
         ("--no-python run.sh 1", "args", ("run.sh", "1")),
-        ("--local-ranks-filter 1 t.py", "only_rank", 1),
+        ("--local-ranks-filter 1 t.py", "only_local_rank", 1),
     ],
 )
 def test_a_line_is_translated(words: str, what: str, value: object) -> None:
@@ -76,7 +82,7 @@ def test_a_line_is_translated(words: str, what: str, value: object) -> None:
         ("--no-python --module t.sh", "exclude each other"),
         ("--rdzv-backend etcd t.py", "--rdzv-backend etcd has no counterpart"),
         ("--virtual-local-rank t.py", "--virtual-local-rank has no counterpart"),
-        ("--redirects 0:1,1:2 t.py", "--redirects 0:1,1:2 has no counterpart"),
+        ("--redirects 0:1,1:4 t.py", "--redirects 0:1,1:4 is neither 0 to 3 nor a list"),
         ("--local-ranks-filter 0,1 t.py", "--local-ranks-filter 0,1 has no counterpart"),
         ("--signals-to-handle SIGUSR2 t.py", "SIGUSR2 has no counterpart"),
         ("--start-method bogus t.py", "invalid choice: 'bogus'"),

@@ -1,0 +1,67 @@
+"""Files of the ranks' stdout and stderr, as torchrun writes them below its `--log-dir`.
+
+Source: torch/distributed/elastic/multiprocessing/api.py, `DefaultLogsSpecs`.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpurun.launcher.errors import MachineError
+
+STDOUT, STDERR = 1, 2
+"""Bits of what torchrun's `--redirects` and `--tee` say of a rank."""
+_STREAMS = {STDOUT: "stdout", STDERR: "stderr"}
+
+
+@dataclass
+class RankFiles:
+    """Which streams of this node's ranks go to files instead of their logs, and which of those are shown."""
+
+    directory: str
+    """`--log-dir`; empty: the one of the ranks' logs."""
+    redirects: Mapping[int, int] | int
+    """Bits by local rank, or of all."""
+    tee: Mapping[int, int] | int
+    _place: Path | None = field(default=None, init=False)
+    """The directory of this command below it."""
+
+    def of(self, env: Mapping[str, str], log: str) -> dict[str, str]:
+        """The fields of the `StartRequest` of a rank with this environment and log; creates its directory.
+
+        Raises:
+            MachineError: that can't be written.
+        """
+        redirected = _bits(self.redirects, env) | _bits(self.tee, env)
+        if self.directory == os.devnull:
+            return {name: os.devnull for bit, name in _STREAMS.items() if redirected & bit}
+        try:
+            if self._place is None:
+                base = os.path.abspath(self.directory or os.path.dirname(log))
+                os.makedirs(base, exist_ok=True)
+                run_id = env["TORCHELASTIC_RUN_ID"]
+                self._place = Path(tempfile.mkdtemp(prefix=f"{run_id}_", dir=base))
+            place = _rank_directory(self._place, env)
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir(parents=True)
+        except OSError as error:
+            raise MachineError(f"--log-dir {self.directory}: {error.strerror}") from error
+        return {name: str(place / f"{name}.log") for bit, name in _STREAMS.items() if redirected & bit}
+
+    def shown(self, env: Mapping[str, str]) -> Iterator[tuple[Path, bool]]:
+        """Those of a rank that has had its fields, as far as they are shown, and whether it is stdout."""
+        if self._place is not None:
+            for bit, name in _STREAMS.items():
+                if _bits(self.tee, env) & bit:
+                    yield _rank_directory(self._place, env) / f"{name}.log", bit == STDOUT
+
+
+def _rank_directory(place: Path, env: Mapping[str, str]) -> Path:
+    return place / f"attempt_{env['TORCHELASTIC_RESTART_COUNT']}" / env["LOCAL_RANK"]
+
+
+def _bits(which: Mapping[int, int] | int, env: Mapping[str, str]) -> int:
+    return which if isinstance(which, int) else which.get(int(env["LOCAL_RANK"]), 0)
