@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+import torch
 
 from benchmarks.__main__ import NAMES, main
 from benchmarks.faults import engines
@@ -47,15 +48,33 @@ def test_steps_of_a_gpus_trace_are_read_from_one_last_kernel_to_the_next() -> No
 
 
 @pytest.mark.parametrize(
-    ("by_gpurun_ms", "is_wrong"),
-    [([2.0, 2.01, 1.99] * 5, False), ([2.1, 2.11, 2.09] * 5, True), ([2.1, 2.9, 1.5] * 5, False)],
+    ("by_gpurun_ms", "events_ms", "said"),
+    [
+        ([2.0, 2.01, 1.99] * 5, 0.0, "goal 1.02)"),
+        ([2.1, 2.11, 2.09] * 5, 0.02, "goal 1.02) FAILED"),
+        ([2.1, 2.9, 1.5] * 5, 0.0, "goal 1.02, undecided)"),
+        ([2.1, 2.11, 2.09] * 5, 0.04, "goal 1.02, not for steps of which the events are 2.0%)"),
+    ],
 )
 def test_a_loop_by_gpurun_that_is_slower_than_one_by_hand_fails(
-    by_gpurun_ms: list[float], is_wrong: bool, capsys: pytest.CaptureFixture[str]
+    by_gpurun_ms: list[float], events_ms: float, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Not where it scatters too much for a verdict."""
-    assert loop.is_slower("mlp", [2.0] * 15, by_gpurun_ms) == is_wrong
-    assert ("FAILED" in capsys.readouterr().out) == is_wrong
+    """Not where it scatters too much for a verdict, nor where a step is too short for its events."""
+    assert loop.is_slower("mlp", [2.0] * 15, by_gpurun_ms, events_ms) == ("FAILED" in said)
+    assert capsys.readouterr().out.rstrip().endswith(said)
+
+
+def test_a_loop_ends_in_its_time_with_enough_rounds_for_an_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(loop, "MOST_S", -1.0)
+    chosen = replace(loop.REHEARSED["mlp"], rounds=20)
+    by_hand = Mock(return_value=1.0)
+    monkeypatch.setattr(loop.Loop, "by_hand_ms", by_hand)
+    found, _ = loop.compare("mlp", chosen, torch.device("cpu"), tmp_path, 0.0)
+    assert [call.args for call in by_hand.call_args_list[1:]] == [(chosen.steps,)] * loop.LEAST_ROUNDS
+    assert found.num_events > 2
+    assert "FOUND: mlp" in capsys.readouterr().out
 
 
 def test_events_that_differ_from_the_gpus_work_fail() -> None:
