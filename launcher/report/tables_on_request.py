@@ -51,12 +51,9 @@ _WORDS = {
     "latency": "from the end of a launch, or of what was waited for, to the start",
     "before": "until this rank's trace begins",
 }
-_WITHOUT = {
-    "compute": "compute",
+_WITHOUT = _WORDS | {
     "transfer": "the transfer of collectives",
     "copies": "the copies",
-    "input": "waiting for input",
-    "one-off": "what the CPU does once",
     "host": "all of the CPU's time, not only what a device waits for,",
     "latency": "the time until launched work starts",
     "before": "the later begin of a rank's trace",

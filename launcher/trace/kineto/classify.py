@@ -112,8 +112,11 @@ ONE_OFF_CALLS = re.compile(
 )
 """Calls of a GPU's runtime that a program makes while it starts, and seldom afterwards."""
 COMPILING = re.compile(
-    r"(?!CUDAGraph).* \(dynamo_timed\)$"
-    r"|torch/(_dynamo/convert_frame|_inductor/compile_fx)\.py\(\d+\): _?compile(_fx)?(_inner)?$"
+    r"""
+    (?!CUDAGraph).*[ ]\(dynamo_timed\)$
+    | torch/(_dynamo/convert_frame|_inductor/compile_fx)\.py\(\d+\):[ ]_?compile(_fx)?(_inner)?$
+    """,
+    re.VERBOSE,
 )
 """Ranges, and functions of Python, in which torch.compile works; a graph that it captures is one. Source:
 torch's `_dynamo/utils.py`, `dynamo_timed`, and `_inductor/cudagraph_trees.py`."""

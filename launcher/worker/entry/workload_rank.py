@@ -25,11 +25,11 @@ from gpurun.launcher.worker.base.exit import exit_code, finish, print_to_log
 from gpurun.launcher.worker.base.failure import record_failure
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.process_group import GroupPeers, Peers, close_group, init_group
+from gpurun.launcher.worker.base.seeding import StepSeeds
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.meters.gpu_load import LoadMeter, load_meter
 from gpurun.launcher.worker.micro_benchmark import ProbeRounds, site_of
 from gpurun.launcher.worker.profiling import open_block
-from gpurun.launcher.worker.program.seeding import StepSeeds
 from gpurun.launcher.worker.training.balanced_split import resolve_balanced
 from gpurun.launcher.worker.training.gradient_check import check_gradients, model_warnings
 from gpurun.launcher.worker.training.load_workload import load_workload

@@ -14,12 +14,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpurun.launcher.machine.accelerators import gpu_kinds
 from gpurun.launcher.rundir.records import Place, PlaceKind
+from gpurun.launcher.worker.base.seeding import replaced
 from gpurun.launcher.worker.program.calls import is_own_code
-from gpurun.launcher.worker.program.seeding import replaced
 
 READS = ("item", "tolist", "cpu", "__bool__", "__float__", "__int__")
 """Methods of a tensor that return what it holds, once its device has computed it."""
-_OWN = f"{os.path.dirname(__file__)}{os.sep}"
+_OWN = f"{os.path.dirname(os.path.dirname(__file__))}{os.sep}"
 _GPUS = tuple(row.name for row in gpu_kinds())
 COPIES = ("to", *_GPUS)
 MAX_PLACES = 100

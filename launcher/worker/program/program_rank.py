@@ -59,12 +59,12 @@ from gpurun.launcher.worker.base.exit import exit_code, finish, print_to_log
 from gpurun.launcher.worker.base.failure import record_failure
 from gpurun.launcher.worker.base.preload import IMPORTED_WITH, PRELOADED
 from gpurun.launcher.worker.base.process_group import await_port, stay_on_this_machine
+from gpurun.launcher.worker.base.seeding import seed
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.profiling import StepCapture, StepTracer, open_block
 from gpurun.launcher.worker.program.import_time import TORCH, Beginning, HiddenPackages
 from gpurun.launcher.worker.program.observed import Observer
 from gpurun.launcher.worker.program.own_profilers import OwnProfilers
-from gpurun.launcher.worker.program.seeding import seed
 from gpurun.launcher.worker.program.step_rules import Classifier, KeptSteps, StepBoundary
 
 P = ParamSpec("P")

@@ -12,9 +12,9 @@ from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import WORKLOAD, CallSite, Observed, VariantConfig
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.journal import Journal
+from gpurun.launcher.worker.base.losses import Losses
 from gpurun.launcher.worker.base.process_group import Peers
-from gpurun.launcher.worker.program.observed import Losses
-from gpurun.launcher.worker.program.seeding import own_numbers, seed
+from gpurun.launcher.worker.base.seeding import own_numbers, seed
 from gpurun.launcher.worker.training.forward_backward import NoClock
 from gpurun.launcher.worker.training.trainer import Trainer
 from gpurun.launcher.worker.training.try_out import preserved
