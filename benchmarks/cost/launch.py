@@ -14,7 +14,8 @@ from pathlib import Path
 from benchmarks.timing import BIN, in_turn, ratio, record, table, wall_s
 
 GPURUN = [sys.executable, "-m", "gpurun"]
-ACCELERATE = Path(__file__).resolve().parents[2] / ".venv-trainer" / "bin" / "accelerate"
+TRAINER = Path(__file__).resolve().parents[2] / ".venv-trainer" / "bin"
+ACCELERATE = TRAINER / "accelerate"
 FIGURES = Path(tempfile.gettempdir()) / "gpurun-launch-figures.json"
 """Figures of the counts measured so far: measuring all at once takes minutes of a quiet machine."""
 
@@ -78,6 +79,17 @@ for _ in range(3):
     optimizer.step()
 os._exit(0)  # in destructors, threads of gloo abort now and then
 """
+HUGGING_FACE = """
+import torch, torch.distributed as dist
+from transformers import GPT2Config, GPT2LMHeadModel
+
+dist.init_process_group("gloo")
+model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=64, n_head=2, vocab_size=256, bos_token_id=0, eos_token_id=0))
+model = torch.nn.parallel.DistributedDataParallel(model)
+tokens = torch.ones(1, 8, dtype=torch.long)
+model(input_ids=tokens, labels=tokens).loss.backward()
+dist.destroy_process_group()
+"""
 WHOLE = {
     "one all_reduce": (ALL_REDUCE, "0.20"),
     "DDP and an optimizer": (TRAINS, "0.25"),
@@ -102,7 +114,33 @@ def whole(runs: int) -> str:
             found = in_turn(turns, runs)
             seconds = [f"{statistics.median(values):.2f}" for values in found.values()]
             rows.append([program, *seconds, f"{ratio(found['script'], found['torchrun']):.2f}", goal])
+    if TRAINER.exists():
+        rows += hugging_face(runs)
     return table(["program", "gpurun s", "torchrun s", "ratio", "at most"], rows)
+
+
+def hugging_face(runs: int) -> list[list[str]]:
+    """The rows of a Hugging Face model: the first launch of a file, and those after it."""
+    python = str(TRAINER / "python")
+    launcher = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    seconds: dict[str, list[float]] = {"first": [], "later": [], "torchrun": []}
+    for _ in range(runs):
+        with tempfile.TemporaryDirectory() as name:
+            (Path(name) / "script.py").write_text(HUGGING_FACE)
+            own = {"XDG_CACHE_HOME": name}
+            for key in ("first", "later"):
+                line = [python, "-m", "gpurun", "run", "script.py", "--devices", f"cpu:{RANKS}"]
+                seconds[key].append(wall_s(line, Path(name), own))
+            seconds["torchrun"].append(wall_s([*launcher, "script.py"], Path(name), own))
+    ours = {
+        "first": ("a Hugging Face model, first launch", "0.5"),
+        "later": ("the same, second launch", "0.25"),
+    }
+    median = {key: f"{statistics.median(found):.2f}" for key, found in seconds.items()}
+    return [
+        [name, median[key], median["torchrun"], f"{ratio(seconds[key], seconds['torchrun']):.2f}", goal]
+        for key, (name, goal) in ours.items()
+    ]
 
 
 def job(ranks: int, directory: Path) -> str:
