@@ -1,11 +1,10 @@
 """Schedulers that start gpurun on several nodes, or take jobs for them: a line of the table for each."""
 
 from gpurun.launcher.schedulers.base import Environ, Scheduler
-from gpurun.launcher.schedulers.kubernetes import KUBERNETES
+from gpurun.launcher.schedulers.kubernetes import KUBERNETES, TORCHELASTIC, TRAINJOB
 from gpurun.launcher.schedulers.mpi import MPI
 from gpurun.launcher.schedulers.ray import RAY
 from gpurun.launcher.schedulers.slurm import SLURM
-from gpurun.launcher.schedulers.trainjob import TORCHELASTIC, TRAINJOB
 
 SCHEDULERS: dict[str, Scheduler] = {
     "torchelastic": TORCHELASTIC,

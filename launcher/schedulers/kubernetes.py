@@ -1,7 +1,10 @@
 """Kubernetes: the Pods of an Indexed Job are the nodes, and its headless Service gives them names.
 
-Source: kubernetes.io, "Job with Pod-to-Pod Communication", "Pod failure policy", "Define a Command and
-Arguments for a Container".
+TrainJob of Kubeflow Trainer v2, and others that set torchrun's variables, `PET_*`, are below it.
+
+Sources: kubernetes.io, "Job with Pod-to-Pod Communication", "Pod failure policy", "Define a Command and
+Arguments for a Container"; kubeflow.org, "Runtime Patches" (Trainer 2.2 and newer), and the API reference of
+v1alpha1.
 """
 
 import re
@@ -17,12 +20,14 @@ from gpurun.launcher.errors import Interrupted, SpecError
 from gpurun.launcher.processes.guard import SECRET_VARIABLE
 from gpurun.launcher.schedulers.base import (
     WRITTEN_BY,
+    Environ,
     Queue,
     Scheduler,
     Submission,
     SubmitCommand,
     SubmitOptions,
     number,
+    number_if_plain,
     those_among,
 )
 
@@ -40,6 +45,13 @@ NVIDIA = "nvidia.com/gpu"
 CONTAINER = "gpurun"
 POD_LABEL = "batch.kubernetes.io/job-name"
 """The label of a Job's Pods."""
+TRAINJOB_RUNTIME = "torch-distributed"
+TRAINJOB_NODES = "node"
+"""The replicated Job of that runtime, whose Pods are the nodes; its container is called the same."""
+TRAINJOB_MANAGER = "gpurun.io/submit"
+"""The manager that these patches belong to."""
+TRAINJOB_POD_LABEL = "jobset.sigs.k8s.io/jobset-name"
+"""The label of the Pods: Trainer makes a JobSet, called like the TrainJob."""
 MOST_SHOWN = 100
 """Characters of a wrong name that a message repeats."""
 _LABEL = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
@@ -327,4 +339,67 @@ KUBERNETES = Scheduler(
     preemption=f"SIGTERM, {GRACE_S} s before SIGKILL; all Pods of the Job are then started again",
     names_resolve_late=True,
     queue=QUEUE,
+)
+
+
+def torchrun_rendezvous(environ: Environ) -> str | None:
+    """`PET_RDZV_ENDPOINT`, or `PET_MASTER_ADDR` with its port."""
+    if environ.get("PET_RDZV_ENDPOINT"):
+        return environ["PET_RDZV_ENDPOINT"]
+    host, port = environ.get("PET_MASTER_ADDR"), environ.get("PET_MASTER_PORT")
+    bracketed = f"[{host}]" if host and ":" in host else host
+    return f"{bracketed}:{port}" if bracketed and port else bracketed or None
+
+
+TORCHELASTIC = Scheduler(
+    name="PET_NNODES",
+    node_rank=lambda environ: number(environ, "PET_NODE_RANK"),
+    rendezvous=torchrun_rendezvous,
+    num_nodes=lambda environ: number_if_plain(environ, "PET_NNODES"),
+    preemption="as the operator does it",
+    names_resolve_late=True,
+)
+
+
+def trainjob_script(wanted: Submission, options: SubmitOptions) -> str:
+    """The manifest of the TrainJob."""
+    pod = {
+        "terminationGracePeriodSeconds": GRACE_S,
+        "containers": [{"name": TRAINJOB_NODES, "volumeMounts": mounts()}],
+        "volumes": volumes(options),
+    }
+    patched = {"name": TRAINJOB_NODES, "template": {"spec": {"template": {"spec": pod}}}}
+    runtime = {"template": {"spec": {"replicatedJobs": [patched]}}}
+    document = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": {"name": wanted.label},
+        "spec": {
+            "runtimeRef": {"name": TRAINJOB_RUNTIME},
+            **deadline(options),
+            "trainer": {
+                "numNodes": wanted.num_nodes(options),
+                "image": image(options),
+                "command": command(wanted, options),
+                "env": environment(wanted),
+                "resourcesPerNode": resources(wanted, options),
+            },
+            "runtimePatches": [{"manager": TRAINJOB_MANAGER, "trainingRuntimeSpec": runtime}],
+        },
+    }
+    return manifest(wanted, options, (document,))
+
+
+TRAINJOB = replace(
+    TORCHELASTIC,
+    name="TrainJob",
+    preemption=f"SIGTERM, {GRACE_S} s before SIGKILL; the runtime says whether the Pods are started again",
+    queue=replace(
+        QUEUE,
+        script_name="submit-trainjob.yaml",
+        script=trainjob_script,
+        next_commands=lambda wanted, options, job_id: next_commands(
+            wanted, options, "trainjob,secret", TRAINJOB_POD_LABEL
+        ),
+    ),
 )
