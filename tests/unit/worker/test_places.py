@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gpurun.launcher.rundir.records import Place
-from gpurun.launcher.worker.program import places
-from gpurun.launcher.worker.program.places import Places
+from gpurun.launcher.worker.program import observed
+from gpurun.launcher.worker.program.observed import Places
 
 
 def counted(found: Places) -> dict[tuple[str, str], int]:
@@ -21,7 +21,7 @@ def test_reads_of_what_a_gpu_computes_are_counted_by_line(monkeypatch: pytest.Mo
     with found.watch():
         assert loss.item() == 1.0  # on the host
     assert found.found == ()
-    monkeypatch.setattr(places, "is_on_gpu", lambda tensor: True)
+    monkeypatch.setattr(observed, "is_on_gpu", lambda tensor: True)
     with found.watch():
         for _ in range(3):
             total = loss.item() + float(loss)
@@ -40,7 +40,7 @@ def test_copies_that_wait_are_counted(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], is_pinned: bool, waits: bool
 ) -> None:
     found, batch = Places(list), torch.ones(2)
-    monkeypatch.setattr(places, "is_on_gpu", lambda tensor: tensor is not batch)
+    monkeypatch.setattr(observed, "is_on_gpu", lambda tensor: tensor is not batch)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: is_pinned)
     with found.watch():
         batch.to(torch.float64, **options)
@@ -61,7 +61,7 @@ def test_backward_passes_that_send_gradients_are_counted(sends: bool) -> None:
 
 def test_what_is_compiled_is_left_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Places(list)
-    monkeypatch.setattr(places, "is_on_gpu", lambda tensor: True)
+    monkeypatch.setattr(observed, "is_on_gpu", lambda tensor: True)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)  # as while it is traced
     with found.watch():
         assert torch.ones(2).to(torch.float64).sum().item() == 2.0
