@@ -8,7 +8,7 @@ what is said of the kept changes comes from its launches, which took part in no 
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +16,6 @@ from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Difference, VariantResult
 from gpurun.launcher.errors import GpurunError, Interrupted, SpecError, VariantError
 from gpurun.launcher.findings.finding import of_level
-from gpurun.launcher.improve.advice import advice_on
-from gpurun.launcher.improve.job_keys import with_keys
-from gpurun.launcher.improve.losses import differ, sameness
 from gpurun.launcher.improve.remedies import (
     AT_DDP,
     PARTS,
@@ -28,7 +25,7 @@ from gpurun.launcher.improve.remedies import (
     candidates,
     merged,
 )
-from gpurun.launcher.improve.rewrite import Edit, NoPlaceError, diff_text, line_to_write, rewritten
+from gpurun.launcher.improve.rewrite import Edit, NoPlaceError, diff_text, line_to_write, rewritten, with_keys
 from gpurun.launcher.improve.stages import Search, Set, Stage
 from gpurun.launcher.improve.trials import (
     _LOSSES,
@@ -38,8 +35,10 @@ from gpurun.launcher.improve.trials import (
     SAME,
     Trials,
     best_of,
+    differ,
     dtype_of,
     result_of,
+    sameness,
     seconds_to_compare,
 )
 from gpurun.launcher.inspect.stacks import file_hash
@@ -57,13 +56,14 @@ from gpurun.launcher.run.open import (
 from gpurun.launcher.rundir.files import read_json, write_json
 from gpurun.launcher.rundir.improvement import (
     SCHEMA,
+    Advice,
     CallChange,
     Gain,
     Improvement,
     RemedyResult,
     RemedyVerdict,
 )
-from gpurun.launcher.rundir.records import MEASURED
+from gpurun.launcher.rundir.records import MEASURED, Observed, Place
 from gpurun.launcher.stats.schedule import first_traced_step
 from gpurun.launcher.units import format_number, listed
 
@@ -78,6 +78,10 @@ MOST_FIRST = 2
 """Comparisons of remedies that weren't compared before: where none helps, each keeps something in 2.5 %."""
 SHARE_OF_FIRST = 0.6
 """The share of the time that is left, where what drops out may have to be left out or replaced."""
+IN_MOST = 0.8
+"""The least share of the steps: a call that is made in fewer belongs to something rare, as a log line."""
+AT_LEAST_TWO = 1.8
+"""Backward passes per step from which gradients are accumulated; a pass in validation adds little."""
 CHANGED = "has changed since it was measured"
 MARGIN = 1.25
 """How much longer than the shortest of the first launches a later one may take."""
@@ -521,3 +525,39 @@ def changes_to_write(found: Improvement, root: Path) -> dict[Path, tuple[bytes, 
     if not changed:
         raise SpecError("\n    ".join(("no file can be changed without you", *notes)))
     return changed
+
+
+def advice_on(seen: Observed, directory: Path) -> Iterator[Advice]:
+    """Advice on a program, by what a rank of it was seen to do.
+
+    Args:
+        directory: of the job, to which names of files are relative.
+    """
+    for place in sorted(seen.places, key=lambda each: (each.file, each.line)):
+        if seen.steps and (text := _advice_text(place, place.count / seen.steps)):
+            file = Path(place.file)
+            inside = file.is_relative_to(directory)
+            yield Advice(f"{file.relative_to(directory) if inside else file}:{place.line}", text)
+
+
+def _advice_text(place: Place, per_step: float) -> str:
+    if place.kind == "gradients":
+        passes = format_number(per_step, 0)
+        return (
+            f"{passes} backward passes for each step send gradients: `with model.no_sync():` around all but "
+            "the last of them, and their forward passes"
+            if per_step >= AT_LEAST_TWO
+            else ""
+        )
+    if per_step < IN_MOST:
+        return ""
+    if place.kind == "copy":
+        return (
+            f"{place.name}() waits for a copy in each step: `pin_memory=True` of the DataLoader and "
+            "`non_blocking=True` here let it go on"
+        )
+    call = _SHOWN_CALLS.get(place.name, f"{place.name}()")
+    return f"{call} waits for the GPU in each step: read the value in fewer steps, or keep it on the GPU"
+
+
+_SHOWN_CALLS = {"__bool__": "a condition", "__float__": "float()", "__int__": "int()"}

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gpurun.launcher.improve.advice import advice_on
+from gpurun.launcher.improve.improve import advice_on
 from gpurun.launcher.rundir.improvement import Advice
 from gpurun.launcher.rundir.records import Observed, Place
 

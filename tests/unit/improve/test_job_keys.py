@@ -2,8 +2,7 @@
 
 import pytest
 
-from gpurun.launcher.improve.job_keys import with_keys
-from gpurun.launcher.improve.rewrite import NoPlaceError
+from gpurun.launcher.improve.rewrite import NoPlaceError, with_keys
 
 JOB = """\
 # Our job.

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.launcher.improve.losses import differ, sameness
+from gpurun.launcher.improve.trials import differ, sameness
 
 RUN = (2.30, 2.11, 1.97, 1.85, 1.80, 1.77)
 FLOATS = st.floats(0.01, 100.0)
