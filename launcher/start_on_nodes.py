@@ -27,7 +27,7 @@ from gpurun.launcher.processes.incoming_signals import forwarded
 from gpurun.launcher.processes.pool import WorkerPools, say_on_stderr
 from gpurun.launcher.run.attempts import num_restarts
 from gpurun.launcher.run.job import Finished, Job, Prepared, carry_out, prepare
-from gpurun.launcher.run.max_batch import Place, combined, find_rooms, wants_max
+from gpurun.launcher.run.max_batch import NodeDevices, combined, find_rooms, wants_max
 from gpurun.launcher.run.open import whole_record
 from gpurun.launcher.run.progress_line import Progress
 from gpurun.launcher.rundir.files import append_lines, write_bytes, write_json
@@ -123,7 +123,7 @@ class Leader:
             if (answer := here.link.take(RoomsFound, timeout_s)) is not None:
                 found[answer.node] = answer.found
 
-        place, pool = Place(0, 0, len(nodes)), self.pools.get({})
+        place, pool = NodeDevices(0, 0, len(nodes)), self.pools.get({})
         found[0] = find_rooms(job.spec, self.machine, pool, job.job_dir, say_on_stderr, place, check)
         while len(found) < len(here.nodes):
             check(_POLL_S)
@@ -278,7 +278,7 @@ class OtherNode:
             if (run := here.link.take(Run, _POLL_S)) is not None:
                 return run
             if (wanted := here.link.take(FindRooms, 0.0)) is not None:
-                place = Place(here.rank, wanted.first, wanted.num_devices)
+                place = NodeDevices(here.rank, wanted.first, wanted.num_devices)
                 check, pool = partial(here.link.take, FindRooms, 0.0), self.pools.get({})
                 found = find_rooms(
                     spec, inspect_machine(), pool, self.job.job_dir, say_on_stderr, place, check

@@ -26,14 +26,14 @@ from gpurun.launcher.improve.remedies import (
     merged,
 )
 from gpurun.launcher.improve.rewrite import Edit, NoPlaceError, diff_text, line_to_write, rewritten, with_keys
-from gpurun.launcher.improve.stages import Search, Set, Stage
+from gpurun.launcher.improve.stages import RemedySearch, Set, Stage
 from gpurun.launcher.improve.trials import (
     _LOSSES,
     LAUNCHES_TO_DECIDE,
     MOST_TOGETHER,
     OTHER_NUMBERS,
     SAME,
-    Trials,
+    RemedyTrials,
     best_of,
     differ,
     dtype_of,
@@ -125,7 +125,7 @@ def run_improve(
         return known, None
     budget_s = known.budget_s if known else budget_s or BUDGET_S
     numerics = known.numerics if known else numerics
-    search = Search(given, spec, inspect_machine(), path, budget_s, pools, output, say)
+    search = RemedySearch(given, spec, inspect_machine(), path, budget_s, pools, output, say)
     found = Improvement(SCHEMA, search.name, budget_s, numerics=numerics)
     search.allows_other_random_numbers, search.numerics = allows_other_random_numbers, numerics
 
@@ -157,7 +157,9 @@ def refusals(spec: JobSpec) -> list[str]:
     return [text for text, applies in reasons.items() if applies]
 
 
-def improved(search: Search, start: Improvement, keep: Callable[[Improvement], Improvement]) -> Improvement:
+def improved(
+    search: RemedySearch, start: Improvement, keep: Callable[[Improvement], Improvement]
+) -> Improvement:
     """All stages; each leaves what is known by then."""
     first = discovered(search)
     around = surroundings(search)
@@ -181,7 +183,7 @@ def improved(search: Search, start: Improvement, keep: Callable[[Improvement], I
         return keep(replace(start, complete=True))
     steps = steps_of_launch(first.of(0))
     launch_s = seconds_of_launch(first, steps - first_steps(search))
-    trials = Trials(search, first, shares, steps, launch_s)
+    trials = RemedyTrials(search, first, shares, steps, launch_s)
     tried = trials.run(to_try)
     tried |= trials.not_paying(best_of(to_try, tried), tried)
     start = keep(replace(start, remedies=results(rows, search, tried)))
@@ -216,7 +218,7 @@ def improved(search: Search, start: Improvement, keep: Callable[[Improvement], I
     return keep(replace(start, remedies=results(rows, search, tried), complete=True))
 
 
-def discovered(search: Search) -> Stage:
+def discovered(search: RemedySearch) -> Stage:
     """The program as it is, twice: whether its losses are the same each time."""
     search.say(f"1 of 3: what {search.name} does")
     seeded = () if "seed" in search.spec.stated else ("seed=0",)
@@ -229,13 +231,13 @@ def discovered(search: Search) -> Stage:
     return found
 
 
-def first_steps(search: Search) -> int:
+def first_steps(search: RemedySearch) -> int:
     """Steps of the first launches, which show what the program does."""
     kind = accelerator_of(job_devices(search.spec, search.machine)[0])
     return first_traced_step(search.spec.steps.warmup, kind.timed_before_trace) + TRACED + AFTER_TRACE
 
 
-def surroundings(search: Search) -> Surroundings:
+def surroundings(search: RemedySearch) -> Surroundings:
     """The device and its cores."""
     devices = job_devices(search.spec, search.machine)
     share = share_of_cores(len(devices), search.machine)
@@ -312,7 +314,12 @@ def seconds_of_launch(first: Stage, more_steps: int) -> float:
 
 
 def compared(
-    search: Search, chosen: Sequence[Candidate], steps: int, launch_s: float, number: int, has_more: bool
+    search: RemedySearch,
+    chosen: Sequence[Candidate],
+    steps: int,
+    launch_s: float,
+    number: int,
+    has_more: bool,
 ) -> Stage:
     """All remedies together against the program as it is, and against themselves without each of them.
 
@@ -383,7 +390,7 @@ def _inverse(percent: float) -> float:
 
 
 def concluded(
-    search: Search,
+    search: RemedySearch,
     start: Improvement,
     rows: Sequence[Candidate],
     tried: Mapping[str, RemedyResult],
@@ -417,7 +424,7 @@ def concluded(
     )
 
 
-def then_most(search: Search, kept: Sequence[Candidate], launch_s: float) -> str:
+def then_most(search: RemedySearch, kept: Sequence[Candidate], launch_s: float) -> str:
     """What takes most of a step with what is kept, in a traced launch; empty: there is no time for it."""
     if search.left_s < 2 * launch_s:
         return ""
@@ -434,7 +441,9 @@ def not_written(row: Candidate) -> str:
     return row.code if row.remedy.call in ("cudnn", "matmul") else ""
 
 
-def job_change(search: Search, start: Improvement, kept: Sequence[Candidate], first: Stage) -> Improvement:
+def job_change(
+    search: RemedySearch, start: Improvement, kept: Sequence[Candidate], first: Stage
+) -> Improvement:
     """The keys of the job file to change, where it is as it was measured, and the diff."""
     stated = {override.partition("=")[0].strip() for override in search.given.overrides}
     keys = dict(merged(kept))
@@ -458,7 +467,7 @@ def job_change(search: Search, start: Improvement, kept: Sequence[Candidate], fi
     )
 
 
-def change_of(row: Candidate, search: Search) -> CallChange | None:
+def change_of(row: Candidate, search: RemedySearch) -> CallChange | None:
     """The call that a remedy changes; `None` where it changes none, or one outside of the job's directory."""
     site = row.site
     if site is None:
@@ -493,7 +502,7 @@ def rewritten_files(
 
 
 def results(
-    rows: Sequence[Candidate], search: Search, tried: Mapping[str, RemedyResult] | None = None
+    rows: Sequence[Candidate], search: RemedySearch, tried: Mapping[str, RemedyResult] | None = None
 ) -> tuple[RemedyResult, ...]:
     """The table: what is kept first, then by gain."""
     found = []

@@ -94,7 +94,7 @@ class Line:
     is_after: bool
 
 
-class Page:
+class SourceText:
     """The text of a source file and its tree; places are indices of characters.
 
     Raises:
@@ -195,8 +195,8 @@ def line_to_write(edit: Edit) -> str:
 
 
 def _with_all(source: bytes, edits: Sequence[Edit]) -> bytes:
-    """Raises what `Page` does, and NoPlaceError."""
-    page = Page(source)
+    """Raises what `SourceText` does, and NoPlaceError."""
+    page = SourceText(source)
     parents = {child: node for node in ast.walk(page.tree) for child in ast.iter_child_nodes(node)}
     replaced = dict[ast.expr, str]()
     appended = dict[ast.Call, dict[str, str]]()
@@ -302,7 +302,7 @@ def _passed(call: ast.Call, name: str, parameters: Sequence[str]) -> ast.expr | 
     return None
 
 
-def _line_of(page: Page, call: ast.Call, edit: Edit, parents: Mapping[ast.AST, ast.AST]) -> Line:
+def _line_of(page: SourceText, call: ast.Call, edit: Edit, parents: Mapping[ast.AST, ast.AST]) -> Line:
     """The line that an edit adds to that of its call."""
     if edit.before:
         try:
@@ -317,7 +317,7 @@ def _line_of(page: Page, call: ast.Call, edit: Edit, parents: Mapping[ast.AST, a
     return Line(statement, edit.after.replace("{0}", _dotted(statement.targets[0])), True)
 
 
-def _inserted(page: Page, line: Line) -> Splice:
+def _inserted(page: SourceText, line: Line) -> Splice:
     place = page.start(line.statement)
     indent, end = page.indent(place), page.newline(place)
     text = "".join(f"{indent}{each}{end}" for each in line.text.split("\n"))
@@ -330,7 +330,7 @@ def _inserted(page: Page, line: Line) -> Splice:
     return Splice(newline.end(), newline.end(), text)
 
 
-def _is_alone(page: Page, statement: ast.stmt) -> bool:
+def _is_alone(page: SourceText, statement: ast.stmt) -> bool:
     """Whether nothing else is on its lines, comments apart."""
     start, end = page.start(statement), page.end(statement)
     begins_line = page.line_start(start) + len(page.indent(start)) == start
@@ -356,7 +356,7 @@ def _dotted(name: ast.expr | None) -> str:
     return ast.unparse(name)
 
 
-def _statement_of(page: Page, call: ast.Call, parents: Mapping[ast.AST, ast.AST]) -> ast.stmt:
+def _statement_of(page: SourceText, call: ast.Call, parents: Mapping[ast.AST, ast.AST]) -> ast.stmt:
     """The statement with the call in it, where a line before it runs as often as the call, and before it."""
     node: ast.AST = call
     is_sure = True
@@ -371,7 +371,7 @@ def _statement_of(page: Page, call: ast.Call, parents: Mapping[ast.AST, ast.AST]
     return node
 
 
-def _appended(page: Page, call: ast.Call, new: Sequence[str]) -> list[Splice]:
+def _appended(page: SourceText, call: ast.Call, new: Sequence[str]) -> list[Splice]:
     """Puts arguments after the last one, laid out as the call is."""
     text, close = page.text, page.end(call) - 1
     after_name = CODE_OR_COMMENT.finditer(text, page.end(call.func), close)

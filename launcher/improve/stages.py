@@ -101,7 +101,7 @@ class Stage:
 
 
 @dataclass
-class Search:
+class RemedySearch:
     """The search on one program, in a directory that holds its runs."""
 
     given: Invocation

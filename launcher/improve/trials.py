@@ -13,7 +13,7 @@ from gpurun.launcher.improve.remedies import (
     Candidate,
     Part,
 )
-from gpurun.launcher.improve.stages import Search, Set, Stage
+from gpurun.launcher.improve.stages import RemedySearch, Set, Stage
 from gpurun.launcher.rundir.improvement import (
     NO_TIME,
     RemedyResult,
@@ -98,10 +98,10 @@ def _apart(loss: float | None, other: float | None) -> float:
 
 
 @dataclass(frozen=True)
-class Trials:
+class RemedyTrials:
     """The remedies alone, in few launches: they say what is worth comparing, and nothing else."""
 
-    search: Search
+    search: RemedySearch
     first: Stage
     shares: Mapping[Part, float]
     steps: int
@@ -304,7 +304,7 @@ def best_of(to_try: Sequence[Candidate], tried: Mapping[str, RemedyResult]) -> l
     return [row for row in helped if firsts[row.remedy.group or row.code] is row]
 
 
-def result_of(row: Candidate, search: Search) -> RemedyResult:
+def result_of(row: Candidate, search: RemedySearch) -> RemedyResult:
     """The row of the table before anything is known."""
     if row.keys:
         return RemedyResult(row.code, ", ".join(row.keys), search.place_of(row), "not tried", why=row.refusal)

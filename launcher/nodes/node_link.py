@@ -24,13 +24,13 @@ from gpurun.launcher.nodes.transport.exchange import (
     SERVICE,
     Arrived,
     Connected,
+    LinkEnd,
     LinkOptions,
     Lost,
     NotConnected,
     Peer,
     Report,
     Reporter,
-    Streams,
     carry,
     grpc_options,
 )
@@ -60,7 +60,7 @@ _NOT_REACHED = (
 )
 
 
-class Client(Streams):
+class Client(LinkEnd):
     """Another node's end of its stream."""
 
     def __init__(self, options: LinkOptions, report: Reporter) -> None:

@@ -46,7 +46,7 @@ class Combination(Settings):
 
 
 @dataclass(frozen=True)
-class Candidate:
+class VariantOrigins:
     """A variant with all the combinations that come to it, the first of which names it."""
 
     variant: Variant
@@ -170,7 +170,7 @@ def _batches(spec: JobSpec, caps: Sequence[int], num_local: int) -> Iterator[int
             yield len(held) * min(held)
 
 
-def choose_baseline(spec: JobSpec, candidates: Sequence[Candidate], is_own: bool = False) -> str:
+def choose_baseline(spec: JobSpec, candidates: Sequence[VariantOrigins], is_own: bool = False) -> str:
     """The id of the variant that `baseline` means, of several the one with most devices; else the first.
 
     Args:

@@ -22,8 +22,8 @@ from gpurun.launcher.jobfile.yaml.tree import Path
 from gpurun.launcher.machine.accelerators import CPU, Accelerator, accelerator_of, precision_problem
 from gpurun.launcher.machine.gpus.nvml import NO_LIBRARY
 from gpurun.launcher.plan.combination import (
-    Candidate,
     Combination,
+    VariantOrigins,
     choose_baseline,
     combinations,
     make_unique,
@@ -599,11 +599,11 @@ def _varied(wanted: Combination) -> dict[str, Any]:
     }
 
 
-def _merge(built: list[tuple[Combination, Variant]]) -> list[Candidate]:
+def _merge(built: list[tuple[Combination, Variant]]) -> list[VariantOrigins]:
     """Combinations that come to the same work make one candidate, in the order of the first ones."""
-    merged: dict[str, Candidate] = {}
+    merged: dict[str, VariantOrigins] = {}
     for wanted, variant in built:
-        known = merged.setdefault(_work(variant), Candidate(variant, ()))
+        known = merged.setdefault(_work(variant), VariantOrigins(variant, ()))
         merged[_work(variant)] = replace(known, origins=(*known.origins, wanted))
     return list(merged.values())
 
@@ -635,7 +635,7 @@ def _work(variant: Variant) -> str:
     return json.dumps((settings_of(variant), variant.devices, split), sort_keys=True)
 
 
-def _named(candidates: list[Candidate]) -> list[Candidate]:
+def _named(candidates: list[VariantOrigins]) -> list[VariantOrigins]:
     variants = [candidate.variant for candidate in candidates]
     names = make_unique([variant_id(variant) for variant in variants])
     return [
@@ -644,7 +644,7 @@ def _named(candidates: list[Candidate]) -> list[Candidate]:
     ]
 
 
-def _chunk_notes(candidates: list[Candidate]) -> list[str]:
+def _chunk_notes(candidates: list[VariantOrigins]) -> list[str]:
     """Batches that run out before every device has a chunk."""
     notes: dict[str, None] = {}  # each once, in order
     for candidate in candidates:
@@ -666,7 +666,7 @@ def _repeat_notes(spec: JobSpec) -> list[str]:
     return list(notes)
 
 
-def _merge_notes(built: list[tuple[Combination, Variant]], candidates: list[Candidate]) -> list[str]:
+def _merge_notes(built: list[tuple[Combination, Variant]], candidates: list[VariantOrigins]) -> list[str]:
     """Splits that are called differently and come to the same samples."""
     kept = {_work(candidate.variant): candidate.variant for candidate in candidates}
     notes: dict[str, None] = {}

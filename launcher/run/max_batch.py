@@ -43,7 +43,7 @@ def wants_max(spec: JobSpec) -> bool:
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeDevices:
     """This machine in a job on several nodes."""
 
     node: int
@@ -89,7 +89,7 @@ def find_rooms(
     pool: WorkerPool,
     job_dir: Path,
     say: Callable[[str], None],
-    place: Place | None = None,
+    place: NodeDevices | None = None,
     check: Callable[[], object] = lambda: None,
 ) -> NodeRooms:
     """The largest batch that each device of this machine can hold.
@@ -105,7 +105,7 @@ def find_rooms(
     node = place.node if place else 0
     devices = job_devices(spec, machine, node)
     names = tuple(f"{device}@{node}" for device in devices) if place else devices
-    place = place or Place(0, 0, len(devices))
+    place = place or NodeDevices(0, 0, len(devices))
     rooms, step_s = [ENDLESS] * len(devices), 0.0
     if not (ways := _ways(spec, devices, node)):
         return NodeRooms(names, tuple(rooms), step_s)
@@ -182,7 +182,7 @@ class MaxBatchSearch:
     devices: tuple[str, ...]
     precision: str
     params: Mapping[str, Any]
-    place: Place
+    place: NodeDevices
     together: bool = False
     """Whether one process has all devices."""
     check: Callable[[], object] = lambda: None

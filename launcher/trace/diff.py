@@ -246,8 +246,8 @@ def _sums(rows: Iterable[tuple[str, float, float]]) -> Totals[str]:
 
 MAX_ROWS = 10_000
 """The row limit of a rank, and of a report; those with most time."""
-Place = tuple[RowKind, str]
-Path = tuple[Place, ...]
+RowName = tuple[RowKind, str]
+Path = tuple[RowName, ...]
 """The places from the outermost module or operator to the one that is meant."""
 
 

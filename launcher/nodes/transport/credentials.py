@@ -39,7 +39,7 @@ _BEGIN, _END = datetime(2000, 1, 1), datetime(9999, 12, 31, 23, 59, 59)
 
 
 @dataclass(frozen=True)
-class Identity:
+class NodeCertificate:
     """The certificate that a node shows, and those that it demands of the others; all PEM."""
 
     key: bytes
@@ -113,7 +113,7 @@ def _make(path: Path) -> None:
         create_whole(path, f"{secrets.token_urlsafe(32)}\n".encode(), 0o600)
 
 
-def identity_from(secret: bytes) -> Identity:
+def identity_from(secret: bytes) -> NodeCertificate:
     """A node's key pair, certified by the authority that follows from the secret.
 
     scrypt makes guessing slow: who connects sees a certificate, against which guesses could be tried.
@@ -121,7 +121,7 @@ def identity_from(secret: bytes) -> Identity:
     derived = hashlib.scrypt(secret, salt=b"gpurun nodes 1", n=2**14, r=8, p=1, dklen=40)
     authority_key = ec.derive_private_key(int.from_bytes(derived) % (_ORDER - 1) + 1, ec.SECP256R1())
     key = ec.generate_private_key(ec.SECP256R1())
-    return Identity(
+    return NodeCertificate(
         key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
         _certified(NODE_NAME, key.public_key(), authority_key, is_authority=False),
         _certified(_AUTHORITY_NAME, authority_key.public_key(), authority_key, is_authority=True),

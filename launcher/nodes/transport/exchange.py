@@ -20,7 +20,7 @@ import grpc.aio
 import msgspec
 
 from gpurun.launcher.nodes.messages import End, LogText, Message, decode, encode
-from gpurun.launcher.nodes.transport.credentials import NODE_NAME, Identity
+from gpurun.launcher.nodes.transport.credentials import NODE_NAME, NodeCertificate
 
 PULSE_S = 1.0
 """The time between two heartbeats of a node that has nothing else to send."""
@@ -208,7 +208,7 @@ class LinkOptions:
     join_timeout_s: float
     silence_s: float
     """A node that was not heard for this long is lost."""
-    identity: Identity | None
+    identity: NodeCertificate | None
     """`None`: connections are neither encrypted nor authenticated."""
 
 
@@ -307,7 +307,7 @@ async def _write(peer: Peer, number: int, write: Callable[[bytes], Awaitable[Any
                 await write(encode_frame(peer.lane.heartbeat()))
 
 
-class Streams(ABC):
+class LinkEnd(ABC):
     """The part that both ends have in common."""
 
     def __init__(self, options: LinkOptions, report: Reporter) -> None:

@@ -28,11 +28,11 @@ from gpurun.launcher.nodes.transport.exchange import (
     SERVICE,
     Arrived,
     Connected,
+    LinkEnd,
     LinkOptions,
     NotConnected,
     Peer,
     Reporter,
-    Streams,
     carry,
     grpc_options,
 )
@@ -206,7 +206,7 @@ async def _first_of(*copies: Coroutine[None, None, None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class Server(Streams):
+class Server(LinkEnd):
     """Node 0's end of all streams."""
 
     def __init__(self, options: LinkOptions, report: Reporter) -> None:

@@ -117,7 +117,7 @@ class Writes:
 
 
 @dataclass
-class Places:
+class CostlyCalls:
     """Counts such calls by place."""
 
     models: Callable[[], Iterable[DistributedDataParallel]]
@@ -186,14 +186,14 @@ class Observer:
     calls: ProgramCalls = field(init=False)
     losses: Losses = field(default_factory=Losses)
     writes: Writes = field(init=False)
-    places: Places = field(init=False)
+    places: CostlyCalls = field(init=False)
     _num_steps: int = 0
     _written: Observed | None = None
 
     def __post_init__(self) -> None:
         self.calls = ProgramCalls(self.config.calls, notes=self.config.observe)
         self.writes = Writes(self.config.job_dir, self.config.run_dir)
-        self.places = Places(self.calls.models)
+        self.places = CostlyCalls(self.calls.models)
 
     def watch(self) -> ExitStack:
         """Does so from now on; closing the returned stack ends it."""

@@ -51,7 +51,7 @@ from gpurun.launcher.machine.resource_limits import remedy
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.report.metrics import METRICS
 from gpurun.launcher.run import max_batch
-from gpurun.launcher.run.max_batch import MaxBatchSearch, Place
+from gpurun.launcher.run.max_batch import MaxBatchSearch, NodeDevices
 from gpurun.launcher.rundir.control import ControlDir, RankState, socket_name
 from gpurun.launcher.rundir.files import RunDir, read_lines
 from gpurun.launcher.rundir.records import (
@@ -614,7 +614,7 @@ def searching(directory: Path, devices: str, strategies: str) -> list[list[str]]
     found = []
     for together in max_batch._ways(spec, names, 0):
         search = MaxBatchSearch(
-            spec, machine, machine, directory, directory, names, "fp32", {}, Place(0, 0, 2), together
+            spec, machine, machine, directory, directory, names, "fp32", {}, NodeDevices(0, 0, 2), together
         )
         configs = [search.config(index, 0, None) for index in range(search.num_processes)]
         found.append([" ".join(config.devices) for config in configs])
@@ -656,7 +656,7 @@ def test_batches_are_tried_in_a_part_of_the_free_memory_that_devices_share(
         names,
         "fp32",
         {},
-        Place(0, 0, 2),
+        NodeDevices(0, 0, 2),
         together,
     )
     expected = None if limit_gib is None else int(limit_gib * GIB)
@@ -721,7 +721,7 @@ def test_a_batch_that_fails_otherwise_is_an_upper_bound(
     attempts = list(read_lines(tmp_path / "0.jsonl", Attempt))
     assert (attempts[-1].outcome, max_batch.bounds(attempts)) == ("done", (5, 6))
     nothing = cast(Any, None)
-    place = Place(0, 0, 1)
+    place = NodeDevices(0, 0, 1)
     search = MaxBatchSearch(nothing, nothing, nothing, tmp_path, tmp_path, ("cpu:0",), "fp32", {}, place)
     room = search.found(0)
     wording(str(room))

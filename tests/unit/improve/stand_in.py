@@ -14,7 +14,7 @@ from unittest import mock
 from gpurun.launcher.compare.model import Difference, StepTime
 from gpurun.launcher.compare.ranking import Differences
 from gpurun.launcher.improve.improve import improved
-from gpurun.launcher.improve.stages import Search, Set
+from gpurun.launcher.improve.stages import RemedySearch, Set
 from gpurun.launcher.inspect.stacks import file_hash
 from gpurun.launcher.jobfile.kinds import PROGRAM
 from gpurun.launcher.run.open import Invocation, load_invocation
@@ -145,7 +145,7 @@ class StandInStage:
         return [Observed(tuple(calls), LOSSES, "float32", writes=self.program.writes)]
 
 
-class StandInSearch(Search):
+class StandInSearch(RemedySearch):
     """Its stages take no time but that of their launches."""
 
     program: StandIn

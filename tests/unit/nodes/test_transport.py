@@ -27,7 +27,7 @@ from gpurun.launcher.nodes.join import joined
 from gpurun.launcher.nodes.messages import End, LogText, Message, StartRanks, encode
 from gpurun.launcher.nodes.node_link import LinkLoop, NodeLink
 from gpurun.launcher.nodes.rendezvous import NodeFlags
-from gpurun.launcher.nodes.transport.credentials import Identity, find_secret, identity_from
+from gpurun.launcher.nodes.transport.credentials import NodeCertificate, find_secret, identity_from
 from gpurun.launcher.nodes.transport.exchange import (
     CLOSED_S,
     LinkOptions,
@@ -49,7 +49,11 @@ WAIT_S = 30.0
 
 
 def options(
-    rank: int, port: int, identity: Identity | None = SECRET, silence_s: float = 30.0, num_nodes: int = 3
+    rank: int,
+    port: int,
+    identity: NodeCertificate | None = SECRET,
+    silence_s: float = 30.0,
+    num_nodes: int = 3,
 ) -> LinkOptions:
     return LinkOptions(
         rank,
@@ -259,7 +263,7 @@ def test_a_silent_node_counts_as_lost_when_it_is_said() -> None:
 
 @pytest.mark.parametrize("of_node_0", [SECRET, None])
 def test_insecure_on_one_side_only_is_named_at_once(
-    of_node_0: Identity | None, loop: LinkLoop, monkeypatch: pytest.MonkeyPatch, wording: Wording
+    of_node_0: NodeCertificate | None, loop: LinkLoop, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     monkeypatch.setattr("gpurun.launcher.nodes.node_link._CLOSED_TIMES", 2)
     port = free_port()

@@ -23,7 +23,7 @@ from gpurun.launcher.report.terminal.table import KNEE, batch_curve_lines
 from gpurun.launcher.run.max_batch import (
     ENDLESS,
     MaxBatchSearch,
-    Place,
+    NodeDevices,
     _ways,
     bounds,
     combined,
@@ -120,7 +120,7 @@ def test_devices_try_batches_in_the_fewest_micro_batches_of_the_job(
     spec = job(f"devices: cpu:2\n{text}")
     machine: Any = SimpleNamespace(memory_available_gib=8, cpu_cores=4, free_cores=None)
     search = MaxBatchSearch(
-        spec, machine, machine, tmp_path, tmp_path, ("cpu:0", "cpu:1"), "fp32", {}, Place(0, 0, 2)
+        spec, machine, machine, tmp_path, tmp_path, ("cpu:0", "cpu:1"), "fp32", {}, NodeDevices(0, 0, 2)
     )
     assert search.config(1, 0, None).accumulate == accumulate
     assert in_micro_batches(spec) == said
@@ -142,7 +142,7 @@ def test_batches_are_tried_next_to_the_memory_of_ddps_buckets(
     spec = job(f"devices: cpu:2\n{text}")
     machine: Any = SimpleNamespace(memory_available_gib=8, cpu_cores=4, free_cores=None)
     config = MaxBatchSearch(
-        spec, machine, machine, tmp_path, tmp_path, ("cpu:0",), "fp32", {}, Place(0, 0, 1)
+        spec, machine, machine, tmp_path, tmp_path, ("cpu:0",), "fp32", {}, NodeDevices(0, 0, 1)
     ).config(0, 0, None)
     model, filled, held = torch.nn.Linear(4, 4), [], list[int]()
     original = max_batch_attempts.buckets_like
@@ -189,7 +189,7 @@ def search_in(directory: Path, *devices: list[Attempt]) -> MaxBatchSearch:
     spec = job("devices: cpu:2\ntimeout: 2m\n")
     nothing: Any = None
     search = MaxBatchSearch(
-        spec, nothing, nothing, directory, directory, ("cpu:0", "cpu:1"), "fp32", {}, Place(0, 0, 2)
+        spec, nothing, nothing, directory, directory, ("cpu:0", "cpu:1"), "fp32", {}, NodeDevices(0, 0, 2)
     )
     for index, attempts in enumerate(devices):
         append_lines(search.path(index), attempts)

@@ -8,16 +8,16 @@ import torch
 
 from gpurun.launcher.rundir.records import Place
 from gpurun.launcher.worker.program import observed
-from gpurun.launcher.worker.program.observed import Places
+from gpurun.launcher.worker.program.observed import CostlyCalls
 
 
-def counted(found: Places) -> dict[tuple[str, str], int]:
+def counted(found: CostlyCalls) -> dict[tuple[str, str], int]:
     assert all(each.file == __file__ for each in found.found)
     return {(each.kind, each.name): each.count for each in found.found}
 
 
 def test_reads_of_what_a_gpu_computes_are_counted_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, loss = Places(list), torch.tensor(1.0)
+    found, loss = CostlyCalls(list), torch.tensor(1.0)
     with found.watch():
         assert loss.item() == 1.0  # on the host
     assert found.found == ()
@@ -39,7 +39,7 @@ def test_reads_of_what_a_gpu_computes_are_counted_by_line(monkeypatch: pytest.Mo
 def test_copies_that_wait_are_counted(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], is_pinned: bool, waits: bool
 ) -> None:
-    found, batch = Places(list), torch.ones(2)
+    found, batch = CostlyCalls(list), torch.ones(2)
     monkeypatch.setattr(observed, "is_on_gpu", lambda tensor: tensor is not batch)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: is_pinned)
     with found.watch():
@@ -50,7 +50,7 @@ def test_copies_that_wait_are_counted(
 @pytest.mark.parametrize("sends", [True, False])
 def test_backward_passes_that_send_gradients_are_counted(sends: bool) -> None:
     model: Any = SimpleNamespace(require_backward_grad_sync=sends)
-    found, weight = Places(lambda: [model]), torch.ones(2, requires_grad=True)
+    found, weight = CostlyCalls(lambda: [model]), torch.ones(2, requires_grad=True)
     before = torch.Tensor.backward
     with found.watch():
         for _ in range(4):
@@ -60,7 +60,7 @@ def test_backward_passes_that_send_gradients_are_counted(sends: bool) -> None:
 
 
 def test_what_is_compiled_is_left_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = Places(list)
+    found = CostlyCalls(list)
     monkeypatch.setattr(observed, "is_on_gpu", lambda tensor: True)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)  # as while it is traced
     with found.watch():

@@ -184,7 +184,7 @@ WORTH = 0.6
 """A level with more than this share of the blocks of the finer one isn't kept."""
 
 
-class Writer(AbstractContextManager["Writer"]):
+class ColumnWriter(AbstractContextManager["ColumnWriter"]):
     """Appends to the column files in `directory`, and keeps count of what they hold."""
 
     def __init__(self, directory: Path, matched: Matched, parallelism: Sequence[str]) -> None:
@@ -415,7 +415,7 @@ def _write(
     steps: list[StepSpan] = []
     end_ns = 0
     parallelism = [each.parallelism for each in analysis.report.collectives]
-    with Writer(directory, analysis.matched, parallelism) as writer:
+    with ColumnWriter(directory, analysis.matched, parallelism) as writer:
         for rank, each in ranked:
             realigned = clocks.realigned(rank, each.digest.base_ns, zeros[rank])
             writer.add(rank, _load(each.path), realigned)

@@ -11,7 +11,7 @@ import numpy as np
 from gpurun.launcher.trace.analysis.on_request.shapes import own_host_ns, shapes_and_types
 from gpurun.launcher.trace.analysis.steps import Launched, capture_begun
 from gpurun.launcher.trace.analysis.tables import Nesting, Selection, compute_ops, nest, stretches
-from gpurun.launcher.trace.diff import MAX_ROWS, Path, Place, in_order
+from gpurun.launcher.trace.diff import MAX_ROWS, Path, RowName, in_order
 from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.columns import NO_SHAPES, Spans, Trace
 from gpurun.launcher.trace.model import OperatorTotal
@@ -183,7 +183,7 @@ def _longest(tree: _Tree, own: Sequence[int]) -> list[int]:
 
 
 def _paths(trace: Trace, tree: _Tree, kept: Sequence[int]) -> dict[int, Path]:
-    names: list[Place] = [("module", name) for name in trace.module_names]
+    names: list[RowName] = [("module", name) for name in trace.module_names]
     names += [("op", name) for name in trace.op_names]
     edges = list(tree.nodes)
     found: dict[int, Path] = {ROOT: ()}
