@@ -37,15 +37,16 @@ class Interpreter:
 
 @dataclass(frozen=True)
 class GateRequest:
-    """Which versions the command line names."""
+    """The versions that the command line names, and what is compared of them."""
 
     against: str
     """A git ref, or a directory."""
     threshold_percent: float
     shared: tuple[Path, ...] = ()
-    """The files that the first version takes from the working copy, absolute."""
+    """The files that the first version takes from the working copy."""
     a: Interpreter = Interpreter()
     b: Interpreter = Interpreter()
+    metric: Metric = "wall"
 
 
 @contextlib.contextmanager
@@ -59,7 +60,7 @@ def two_versions(wanted: GateRequest, spec: JobSpec, job_dir: Path) -> Iterator[
     job_dir = job_dir.resolve()
     root = top_directory(job_dir)
     commit = commit_of(root, wanted.against) if root else None
-    shared = tuple(str(path) for path in wanted.shared)
+    shared = tuple(map(os.path.abspath, wanted.shared))
     if root is not None and commit is not None:
         refuse_outsiders(shared, root)
         with checked_out(root, commit) as code:
@@ -197,23 +198,14 @@ print(json.dumps(found))
 PROBE_TIMEOUT_S = 60.0
 
 
-@dataclass(frozen=True)
-class Request:
-    """The command line's request."""
-
-    job_file: Path
-    overrides: tuple[str, ...]
-    against: str
-    threshold_percent: float
-    budget_s: float
-    shared: tuple[Path, ...] = ()
-    """The values of `--with`."""
-    python_a: str | None = None
-    python_b: str | None = None
-    metric: Metric = "wall"
-
-
-def run_gate(pools: WorkerPools, request: Request, out: Path | None, output: Output) -> Finished:
+def run_gate(
+    pools: WorkerPools,
+    given: Invocation,
+    wanted: GateRequest,
+    budget_s: float,
+    out: Path | None,
+    output: Output,
+) -> Finished:
     """Runs both versions in turns until it is known whether the second is slower, or the budget is spent.
 
     After Ctrl-C it still returns what was measured.
@@ -223,20 +215,12 @@ def run_gate(pools: WorkerPools, request: Request, out: Path | None, output: Out
         MachineError: the machine lacks what the job asks for, or git can't make a worktree.
     """
     gc.enable()
-    given = Invocation(request.job_file, request.overrides)
     with with_mistakes_of_plan(inspect_machine):
-        spec = gate_job(load_invocation(given), request.budget_s)
+        spec = gate_job(load_invocation(given), budget_s)
     pools.secrets = spec.secrets
-    wanted = GateRequest(
-        request.against,
-        request.threshold_percent,
-        tuple(Path(os.path.abspath(path)) for path in request.shared),
-        interpreter("--python-a", request.python_a),
-        interpreter("--python-b", request.python_b),
-    )
     with two_versions(wanted, spec, given.directory) as gate:
         job = Job(given, spec, out, None, output)
-        gate = replace(gate, metric=request.metric)
+        gate = replace(gate, metric=wanted.metric)
         ready = prepare(job, inspect_machine(), pools.get({}), gate=gate)
         pools.keep_only(ready.environments)
         return carry_out(ready, pools, output)

@@ -107,10 +107,12 @@ def gate(
 
     with rank_starters() as pools:
         from gpurun.launcher.run.job import Output
-        from gpurun.launcher.start_gate import Request, run_gate
+        from gpurun.launcher.run.open import Invocation
+        from gpurun.launcher.start_gate import GateRequest, interpreter, run_gate
 
-        request = Request(job, overrides, budget_s=budget_s or BUDGET_S, **versions)
-        finished = run_gate(pools, request, out, Output(quiet, only_rank))
+        a, b = (interpreter(f"--python-{side}", versions.pop(f"python_{side}")) for side in "ab")
+        wanted, given = GateRequest(a=a, b=b, **versions), Invocation(job, overrides)
+        finished = run_gate(pools, given, wanted, budget_s or BUDGET_S, out, Output(quiet, only_rank))
     print_comparison(finished.comparison, finished.run, as_json)
     write_files(finished, junit, markdown)
     if finished.error is not None:
