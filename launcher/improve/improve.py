@@ -25,7 +25,7 @@ from gpurun.launcher.improve.remedies import (
     candidates,
     merged,
 )
-from gpurun.launcher.improve.rewrite import Edit, NoPlaceError, diff_text, line_to_write, rewritten, with_keys
+from gpurun.launcher.improve.rewrite import NoPlaceError, diff_text, line_to_write, rewritten, with_keys
 from gpurun.launcher.improve.stages import RemedySearch, Set, Stage
 from gpurun.launcher.improve.trials import (
     _LOSSES,
@@ -489,12 +489,7 @@ def rewritten_files(
     found, notes = {}, []
     for name in {each.file: None for each in changes}:
         before = (root / name).read_bytes()
-        edits = [
-            Edit(root / name, each.line, each.call, each.arguments, each.parameters, each.before, each.after)
-            for each in changes
-            if each.file == name
-        ]
-        after, homeless = rewritten(before, edits)
+        after, homeless = rewritten(before, [each for each in changes if each.file == name])
         if after != before:
             found[root / name] = (before, after)
         notes += [f"write it yourself at {name}:{edit.line}: {line_to_write(edit)}" for edit in homeless]

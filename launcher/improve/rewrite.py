@@ -29,6 +29,7 @@ from gpurun.launcher.jobfile.yaml.tree import parse_source
 from gpurun.launcher.machine.accelerators import ACCELERATORS
 from gpurun.launcher.machine.git import top_directory, uninterrupted
 from gpurun.launcher.rundir.files import replacing
+from gpurun.launcher.rundir.improvement import CallChange
 
 ESCAPED = {ord(char): f"\\{letter}" for char, letter in zip('\a\b\t\n\v\f\r"\\', 'abtnvfr"\\', strict=True)}
 """How git writes characters in names; others that aren't printable as octal numbers."""
@@ -46,27 +47,6 @@ ITSELF = (
 """Methods of a module that return it. Source: torch/nn/modules/module.py."""
 MAYBE_NOT_RUN = (ast.BoolOp, ast.IfExp, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 """Expressions whose parts run under a condition, later, or with names of their own."""
-
-
-@dataclass(frozen=True)
-class Edit:
-    """Other arguments for the one call of a name at a line."""
-
-    file: Path
-    """Absolute."""
-    line: int
-    """As the frame reports it while the call runs (`f_lineno`), from 1."""
-    call: str
-    """The last part of the called name, before any renaming by an import: 'DistributedDataParallel'."""
-    arguments: Mapping[str, object]
-    """Written with `repr`; one that the call has is replaced, others are appended."""
-    parameters: tuple[str, ...] = ()
-    """Names of the positional parameters of what is called, in order, without `self`."""
-    before: str = ""
-    """A statement for a line before that of the call; `{0}` is the call's first argument, a (dotted) name."""
-    after: str = ""
-    """Statements for lines after that of the call, where there is no `before` or no place for it; `{0}` is
-    the name that the result of the call gets."""
 
 
 Node = ast.expr | ast.stmt | ast.keyword
@@ -166,14 +146,14 @@ def parsed(source: bytes) -> ast.Module:
         return ast.parse(source)
 
 
-def rewritten(source: bytes, edits: Sequence[Edit]) -> tuple[bytes, tuple[Edit, ...]]:
+def rewritten(source: bytes, edits: Sequence[CallChange]) -> tuple[bytes, tuple[CallChange, ...]]:
     """The changed source, and the edits that found no place.
 
     These are edits without a call of the name at the line, or with several; of an argument that `*args` or
     `**kwargs` may hold; that contradict an earlier one; with a statement before or after what isn't a simple
     statement on lines of its own, or about what has no name. All, if Python can't read the source.
     """
-    changed, made, left = source, list[Edit](), list[Edit]()
+    changed, made, left = source, list[CallChange](), list[CallChange]()
     for edit in edits:
         try:
             changed = _with_all(source, [*made, edit])
@@ -183,7 +163,7 @@ def rewritten(source: bytes, edits: Sequence[Edit]) -> tuple[bytes, tuple[Edit, 
     return changed, tuple(left)
 
 
-def line_to_write(edit: Edit) -> str:
+def line_to_write(edit: CallChange) -> str:
     """What a person writes for an edit that found no place: 'DataLoader(…, num_workers=4)'."""
     new = (f"{name}={value!r}" for name, value in edit.arguments.items())
     call = f"{edit.call}({', '.join(['…', *new])})"
@@ -194,7 +174,7 @@ def line_to_write(edit: Edit) -> str:
     return f"{statements} after {call}" if statements else call
 
 
-def _with_all(source: bytes, edits: Sequence[Edit]) -> bytes:
+def _with_all(source: bytes, edits: Sequence[CallChange]) -> bytes:
     """Raises what `SourceText` does, and NoPlaceError."""
     page = SourceText(source)
     parents = {child: node for node in ast.walk(page.tree) for child in ast.iter_child_nodes(node)}
@@ -254,7 +234,7 @@ def _put(parent: ast.AST, old: ast.AST, *new: ast.AST) -> None:
             value[at : at + 1] = new
 
 
-def _call_of(tree: ast.Module, edit: Edit) -> ast.Call:
+def _call_of(tree: ast.Module, edit: CallChange) -> ast.Call:
     originals = defaultdict[str, set[str]](set)
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
@@ -302,7 +282,7 @@ def _passed(call: ast.Call, name: str, parameters: Sequence[str]) -> ast.expr | 
     return None
 
 
-def _line_of(page: SourceText, call: ast.Call, edit: Edit, parents: Mapping[ast.AST, ast.AST]) -> Line:
+def _line_of(page: SourceText, call: ast.Call, edit: CallChange, parents: Mapping[ast.AST, ast.AST]) -> Line:
     """The line that an edit adds to that of its call."""
     if edit.before:
         try:

@@ -55,16 +55,23 @@ class Advice:
 
 @dataclass(frozen=True)
 class CallChange:
-    """A call to change in a file: what `rewrite.Edit` takes."""
+    """Other arguments for the one call of a name at a line."""
 
     file: str
     """Relative to the directory of the job."""
     line: int
+    """As the frame reports it while the call runs (`f_lineno`), from 1."""
     call: str
+    """The last part of the called name, before any renaming by an import: 'DistributedDataParallel'."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Written with `repr`; an argument that the call has is replaced, others are appended."""
     parameters: tuple[str, ...] = ()
+    """Names of the positional parameters of what is called, in order, without `self`."""
     before: str = ""
+    """A statement for a line before that of the call; `{0}` is the call's first argument, a (dotted) name."""
     after: str = ""
+    """Statements for lines after that of the call, where there is no `before` or no place for it; `{0}` is
+    the name that the result of the call gets."""
 
 
 @dataclass(frozen=True)

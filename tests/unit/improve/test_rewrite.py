@@ -20,19 +20,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.launcher.errors import MachineError, SpecError
-from gpurun.launcher.improve.rewrite import Edit, diff_text, line_to_write, rewritten, write_changes
+from gpurun.launcher.improve.rewrite import diff_text, line_to_write, rewritten, write_changes
+from gpurun.launcher.rundir.improvement import CallChange
 
 FILE = Path("/project/train.py")
 DDP_PARAMETERS = ("module", "device_ids", "output_device", "dim", "broadcast_buffers")
 LOADER_PARAMETERS = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers")
 
 
-def edit(line: int, call: str = "DataLoader", before: str = "", **arguments: object) -> Edit:
+def edit(line: int, call: str = "DataLoader", before: str = "", **arguments: object) -> CallChange:
     parameters = {"DataLoader": LOADER_PARAMETERS, "DistributedDataParallel": DDP_PARAMETERS}
-    return Edit(FILE, line, call, arguments, parameters.get(call, ("params",)), before)
+    return CallChange(FILE.name, line, call, arguments, parameters.get(call, ("params",)), before)
 
 
-def changed(source: str, *edits: Edit) -> str:
+def changed(source: str, *edits: CallChange) -> str:
     new, left = rewritten(source.encode(), edits)
     assert left == ()
     return new.decode()
@@ -41,7 +42,7 @@ def changed(source: str, *edits: Edit) -> str:
 @dataclass(frozen=True)
 class Case:
     source: str
-    edit: Edit
+    edit: CallChange
     expected: str
     is_run: bool = field(default=True, kw_only=True)
     """Whether the statements run with stubs for all names, so that the line can be compared."""
