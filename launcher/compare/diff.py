@@ -1,7 +1,7 @@
 """Two runs against each other: how much slower or faster each variant became, and whether that is sure."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -13,6 +13,7 @@ from gpurun.launcher.compare.model import IN_RUN_A, Comparison, Difference, Gate
 from gpurun.launcher.compare.ranking import is_ranked
 from gpurun.launcher.compare.variant_causes import cause, why_slower
 from gpurun.launcher.findings.finding import Finding, finding, ranked, reason
+from gpurun.launcher.grouping import leaves
 from gpurun.launcher.jobfile.settings import SETTINGS, settings_for
 from gpurun.launcher.plan.estimate import more_launches
 from gpurun.launcher.plan.model import resolved_setting
@@ -369,7 +370,7 @@ def _change(name: str, a: Mapping[str, str], b: Mapping[str, str]) -> str:
 
 def _host_marks(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     lasting = (
-        {key: value for key, value in _flat(host) if PASSING_FACTS.isdisjoint(key.split("."))}
+        {key: value for key, value in leaves(host) if PASSING_FACTS.isdisjoint(key.split("."))}
         for host in (a, b)
     )
     return _marks("host", *lasting)
@@ -377,7 +378,7 @@ def _host_marks(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
 
 def _marks(what: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """`host torch: 2.12.1 → 2.13.0` for every fact that differs."""
-    flat_a, flat_b = dict(_flat(a)), dict(_flat(b))
+    flat_a, flat_b = dict(leaves(a)), dict(leaves(b))
     keys = dict.fromkeys((*flat_a, *flat_b))
     return [
         f"{what} {key}: {_shown(flat_a, key)} → {_shown(flat_b, key)}"
@@ -388,14 +389,3 @@ def _marks(what: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
 
 def _shown(facts: Mapping[str, Any], key: str) -> str:
     return value_text(facts[key]) if key in facts else "none"
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Leaves of nested mappings and lists, by dotted key."""
-    for key, inner in value.items():
-        if isinstance(inner, list | tuple) and any(isinstance(item, Mapping) for item in inner):
-            inner = {str(index): item for index, item in enumerate(inner)}
-        if isinstance(inner, Mapping):
-            yield from _flat(inner, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", inner

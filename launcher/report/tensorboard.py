@@ -39,6 +39,7 @@ from gpurun.launcher.compare.label import split_label, value_text
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.errors import unwritable
 from gpurun.launcher.findings.finding import screen_of
+from gpurun.launcher.grouping import leaves
 from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.report.markdown import NEW_LINE, summary_markdown
 from gpurun.launcher.report.metrics import METRICS, figures_of, values_of
@@ -426,19 +427,10 @@ def hyperparameters(variant: VariantResult) -> dict[str, str | float]:
         if setting.has_column
     }
     return {
-        name: _hparam(value) for name, value in (fixed | _flat(variant.varied)).items() if value is not None
+        name: _hparam(value)
+        for name, value in (fixed | dict(leaves(variant.varied))).items()
+        if value is not None
     }
-
-
-def _flat(varied: Mapping[str, Any]) -> dict[str, Any]:
-    """A varied mapping (`params`) gets a column per key."""
-    flat: dict[str, Any] = {}
-    for key, value in varied.items():
-        if isinstance(value, Mapping):
-            flat |= {f"{key}.{name}": item for name, item in value.items()}
-        else:
-            flat[key] = value
-    return flat
 
 
 def _hparam(value: Any) -> str | float:
