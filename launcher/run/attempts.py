@@ -7,7 +7,7 @@ import signal
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from gpurun.launcher.compare.figures.recorded import round_times
 from gpurun.launcher.errors import ParamsError
@@ -32,6 +32,8 @@ from gpurun.launcher.stats.estimates import is_spent
 from gpurun.launcher.units import first_of, listed, plural
 
 _MOST_NAMED = 5
+FIRST_KNOWN = ("gradient_warning", "untimed", "flops_per_sample", "bytes_per_sample", "loss")
+"""Facts that are those of the first launch that has them."""
 
 
 @dataclass(frozen=True)
@@ -264,15 +266,15 @@ def merged_facts(run: RunDir, plan: Plan, variant_id: str) -> VariantFacts:
         gradient_error=checked.gradient_error,
         gradient_reference=checked.gradient_reference,
         parameter_error=checked.parameter_error,
-        gradient_warning=next((f.gradient_warning for f in known if f.gradient_warning is not None), None),
         warnings=tuple(warnings),
         unsteady=unsteady[0] if 2 * len(unsteady) > len(found) else None,
-        untimed=next((f.untimed for f in known if f.untimed is not None), None),
-        flops_per_sample=next((f.flops_per_sample for f in known if f.flops_per_sample is not None), None),
-        bytes_per_sample=next((f.bytes_per_sample for f in known if f.bytes_per_sample is not None), None),
-        loss=next((f.loss for f in known if f.loss is not None), None),
         code={name: hash_ for facts in known for name, hash_ in facts.code.items()},
+        **{name: _first_known(known, name) for name in FIRST_KNOWN},
     )
+
+
+def _first_known(facts: Sequence[VariantFacts], name: str) -> Any:
+    return next((value for each in facts if (value := getattr(each, name)) is not None), None)
 
 
 def status_of(facts: VariantFacts) -> VariantStatus:
