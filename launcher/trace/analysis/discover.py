@@ -281,7 +281,7 @@ def _processes(digests: Sequence[Digest]) -> list[list[Digest]]:
 def _are_apart(digests: Sequence[Digest]) -> bool:
     """Whether they were recorded one after the other."""
     ordered = sorted(digests, key=_begin_ns)
-    return all(_end_ns(one) <= _begin_ns(other) for one, other in pairwise(ordered))
+    return all(_end_ns(earlier) <= _begin_ns(later) for earlier, later in pairwise(ordered))
 
 
 def _one_capture(of_rank: Mapping[int, Sequence[Digest]]) -> dict[int, Digest]:
@@ -314,9 +314,9 @@ def _nearest(digests: Sequence[Digest], other: Digest) -> Digest:
     return min(digests, key=partial(_distance_ns, other))
 
 
-def _distance_ns(one: Digest, other: Digest) -> int:
-    """How long one begins after the other has ended; less than 0 where they overlap."""
-    return max(_begin_ns(one), _begin_ns(other)) - min(_end_ns(one), _end_ns(other))
+def _distance_ns(digest: Digest, other: Digest) -> int:
+    """Nanoseconds from the end of the earlier to the beginning of the later; below 0 where they overlap."""
+    return max(_begin_ns(digest), _begin_ns(other)) - min(_end_ns(digest), _end_ns(other))
 
 
 def _are_near(digests: Sequence[Digest], within_ns: int) -> bool:
