@@ -147,7 +147,7 @@ FCN_R = (784, 2048, 4096, 1024, 10)
 VOCABULARY = 10_000
 WIDTH = 256
 LAYERS = 2
-"""Of the language model."""
+"""Layers of the language model."""
 
 
 def fcn_s() -> Workload:

@@ -210,7 +210,7 @@ def copies(
 UNCACHED_BYTES = 512 * MIB
 """More than any cache of a GPU holds: 256 MB of an MI300X, 126 MB of a B200."""
 MOST_PLACES = 1024
-"""Of 512 KiB each, they are as much as that."""
+"""Places of 512 KiB each are as much as `UNCACHED_BYTES`."""
 
 
 def copies_within(series: str, buffer: torch.Tensor, sizes: tuple[int, ...]) -> Iterator[BenchmarkCase]:

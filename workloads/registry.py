@@ -25,7 +25,7 @@ class Builtin:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Keys of a job that it gives a value where the job doesn't: the published batch of a classic."""
     strategies: tuple[str, ...] = ()
-    """Those that a micro-benchmark can run as, the first one by default; empty: any."""
+    """Strategies that a micro-benchmark can run as, the first by default; empty: any."""
     min_devices: int = 1
     why_devices: str = ""
     """Why it needs more than one device, where it does."""

@@ -384,7 +384,7 @@ def _stated_peaks(job: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _without_peak(result: VariantResult, host: Mapping[str, Any]) -> list[Finding]:
-    """That there is no MFU, on GPUs whose peak isn't known."""
+    """A note that MFU is missing, for GPUs whose peak isn't known."""
     names = {name for name in gpu_names(result.devices, host) if name}
     if result.flop_per_s is None or result.mfu is not None or not names:
         return []

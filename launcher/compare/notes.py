@@ -393,7 +393,7 @@ def dangers(results: Sequence[VariantResult]) -> list[Finding]:
 
 
 def _wrong_gradients(wrong: Sequence[VariantResult], num_variants: int) -> list[Finding]:
-    """That variants train another model, once for all of them; what was found in each; and what to do."""
+    """The finding that variants train another model, once for all; the error of each; and a remedy."""
     if not wrong:
         return []
     errors = [result.gradient_error for result in wrong if result.gradient_error is not None]

@@ -100,7 +100,7 @@ Deaths by signals that a lost peer can't cause therefore count as up to this muc
 of them: NCCL's watchdog aborts a rank that lost its peer.
 """
 NUM_LINES = 20
-"""Of a log, at most, that an explanation shows."""
+"""The most lines of a log in an explanation."""
 _FOLLOWS = re.compile(
     r"RuntimeError|Dist\w*Error|Connection|TimeoutError|EOFError|OSError|SystemExit|/torch/distributed/"
 )

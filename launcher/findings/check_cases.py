@@ -89,7 +89,7 @@ FAILED: Mapping[str, Case] = {
     "ended-early": Case("“{part}” ended early: {reason}", "[read {log}]"),
     "nothing-found": Case("“{part}” has found nothing"),
 }
-"""What is wrong, by the name of the case."""
+"""Sentences on failed checks, by the name of the case."""
 _PAIRS = "{num_pairs:pair}: {least_gb_per_s} GB/s or more over {way}"
 OK: Mapping[str, str] = {
     "torch": "[{driver}; ]torch {version}",
@@ -135,7 +135,7 @@ OK: Mapping[str, str] = {
     "steps": "{num_steps:step} of each rank recorded",
     "steps-and-skip": "{num_steps:step} of each rank recorded, one of them skipped",
 }
-"""What is well; and which earlier results aren't compared."""
+"""Sentences on checks that passed, and on earlier results that aren't compared."""
 _WAITED = "rank {rank} waited for a core {waited_percent} of the time"
 SKIPPED: Mapping[str, str] = {
     "not-run": "not run, because of: {checks}",

@@ -186,7 +186,7 @@ _BY_UNIT: Mapping[str, Callable[[float], str]] = {
 
 
 def of_level(findings: Sequence[Finding], *levels: Level) -> tuple[Finding, ...]:
-    """Those of these levels, in their order."""
+    """The findings of these levels, in their order."""
     return tuple(each for each in findings if each.level in levels)
 
 
@@ -203,7 +203,7 @@ NEXT = "Next"
 AFTER_ALL = 1e-3
 """The weight of causes that concern nothing in the answer, up to which they are details."""
 MOST_DANGERS = 2
-"""That are written out; of more, their number."""
+"""The most dangers that are written out; of more, their number is shown."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class Screen:
     """Up to three: a title, and the sentence without a full stop."""
     dangers: tuple[str, ...]
     details: tuple[Finding, ...]
-    """What else was found, in the order of what it concerns."""
+    """All other findings, by the place that they concern."""
 
 
 def screen_of(findings: Sequence[Finding], most_dangers: int = MOST_DANGERS) -> Screen:

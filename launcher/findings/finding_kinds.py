@@ -28,7 +28,7 @@ class Kind:
     todo: str
     """What to do about it."""
     title: str = ""
-    """Of an answer: the word before it."""
+    """The word before an answer."""
     cases: Mapping[str, str] = field(default_factory=dict)
     """The sentences that replace its slot `{case}`, by the figure `case`; with slots of their own."""
 

@@ -52,7 +52,7 @@ GATED: Mapping[str, tuple[str, str, str]] = {
         "takes more CPU time per step",
     ),
 }
-"""That a version takes more by a metric, that it doesn't, and whether it does."""
+"""By metric: a version takes more; it doesn't; and the question whether it does."""
 LONGER_BY: Mapping[str, str] = {
     "wall": "takes {by} as long as",
     "cpu": "takes {by} as much CPU time per step as",
@@ -190,4 +190,4 @@ REASONS: Cases = {
     "searched-few": "{tried}, and compared {num_compared} of them, too few to say how much faster others "
     "may be: give it a larger budget",
 }
-"""Of rows of a table, and of what ranks record."""
+"""Reasons in rows of a table, and in records of ranks."""

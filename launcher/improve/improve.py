@@ -288,7 +288,7 @@ def why_of(first: Stage, shares: Mapping[Part, float]) -> str:
 
 
 def notes_on(first: Stage) -> list[str]:
-    """What limits the search."""
+    """Notes on limits of the search."""
     losses = first.losses(0)
     if not any(losses):
         return ["no loss was seen where `backward` is called: nothing is tried, as it may train otherwise"]
@@ -339,7 +339,7 @@ def compared(
 def judged(
     chosen: Sequence[Candidate], last: Stage, first: Stage, tried: Mapping[str, RemedyResult]
 ) -> dict[str, RemedyResult]:
-    """What the last launches say of each remedy among all of them.
+    """The verdict of the last launches on each remedy.
 
     Args:
         tried: what trials say.
@@ -425,7 +425,7 @@ def concluded(
 
 
 def then_most(search: RemedySearch, kept: Sequence[Candidate], launch_s: float) -> str:
-    """What takes most of a step with what is kept, in a traced launch; empty: there is no time for it."""
+    """The largest parts of a step with the kept changes, in a traced launch; empty: there is no time."""
     if search.left_s < 2 * launch_s:
         return ""
     search.say("3 of 3: what then takes most of a step")
@@ -435,7 +435,7 @@ def then_most(search: RemedySearch, kept: Sequence[Candidate], launch_s: float) 
 
 
 def not_written(row: Candidate) -> str:
-    """What no change of a call says, and no variable: a line for the reader to write."""
+    """A line for the reader to write, where a remedy changes neither a call nor a variable."""
     if row.remedy.call == "autocast":
         return f"{row.code} around the forward pass and the loss"
     return row.code if row.remedy.call in ("cudnn", "matmul") else ""

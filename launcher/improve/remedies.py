@@ -1,4 +1,4 @@
-"""What makes training faster without changing what is computed: a table of remedies, and which fit.
+"""Remedies that make training faster and compute the same: their table, and which of them fit.
 
 A program's calls get other arguments, a workload's job other keys.
 
@@ -24,17 +24,17 @@ PARTS: Mapping[Part, str] = MappingProxyType(
 Settings = Mapping[str, Any]
 """Values of a job's settings by name: `{"calls": {"DataLoader": {"num_workers": 2}}}`."""
 LEAST_GAIN_PERCENT = 2.0
-"""What can't gain as much by its ceiling isn't tried."""
+"""A remedy whose ceiling is lower isn't tried."""
 DDP, LOADER, OPTIMIZER = "DistributedDataParallel", "DataLoader", "Optimizer"
 AT_DDP = ("autocast", "compile", "comm_hook")
-"""What is changed at the call of DDP, besides its arguments."""
+"""Changes at the call of DDP, besides its arguments."""
 OF_PROGRAM = ("cudnn", "env", "matmul")
-"""What is changed at no call."""
+"""Changes that belong to no call."""
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What remedies depend on, besides the call."""
+    """Facts that remedies depend on, besides the call."""
 
     is_host: bool
     """Whether the devices are CPUs."""
@@ -58,7 +58,7 @@ class Remedy:
     name: str
     """Distinguishes the rows; of those of one group, the best is kept."""
     call: str
-    """What it changes: a constructor, `compile`, `cudnn`, or `env` for a variable; `WORKLOAD`: keys only."""
+    """The changed place: a constructor, `compile`, `cudnn`; `env`: a variable; `WORKLOAD`: keys only."""
     arguments: Mapping[str, Any] | Callable[[Surroundings], Mapping[str, Any]]
     part: Part
     keys: Settings | Callable[[Surroundings], Settings] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Remedy:
     """Where it changes no argument: a statement before the call, in which `{0}` is its first argument, and
     another one after it, in which `{0}` is its result, for where the first has no place."""
     cost: str = ""
-    """What it costs once, which steps don't show."""
+    """A cost at the start, which steps don't show."""
     source: str = ""
 
 
@@ -388,7 +388,7 @@ class Candidate:
     refusal: str = ""
     """Why it isn't tried; empty: it is."""
     keys: Settings = field(default_factory=dict)
-    """Of a workload's job; empty for a program."""
+    """Keys of a workload's job; empty for a program."""
 
     @property
     def settings(self) -> Settings:
@@ -401,7 +401,7 @@ class Candidate:
 
     @property
     def applied(self) -> frozenset[str]:
-        """What the rank notes as applied at the call."""
+        """The names that the rank notes as applied at the call."""
         return frozenset({self.remedy.call} if self.remedy.call in AT_DDP else self.arguments)
 
     @property

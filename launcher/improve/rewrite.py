@@ -97,7 +97,7 @@ class SourceText:
         return self._place(node.end_lineno or 0, node.end_col_offset or 0)
 
     def _place(self, line: int, column: int) -> int:
-        """Of a column as `ast` has it: in bytes of UTF-8, whatever the encoding of the file."""
+        """The index of a character; `column` is `ast`'s, in bytes of UTF-8 for any encoding of the file."""
         start, end = [*self.starts[line - 1 : line + 1], len(self.text)][:2]
         return start + len(self.text[start:end].encode()[:column].decode())
 
@@ -164,7 +164,7 @@ def rewritten(source: bytes, edits: Sequence[CallChange]) -> tuple[bytes, tuple[
 
 
 def line_to_write(edit: CallChange) -> str:
-    """What a person writes for an edit that found no place: 'DataLoader(…, num_workers=4)'."""
+    """The line that a person writes for a change that found no place: 'DataLoader(…, num_workers=4)'."""
     new = (f"{name}={value!r}" for name, value in edit.arguments.items())
     call = f"{edit.call}({', '.join(['…', *new])})"
     first = edit.parameters[0] if edit.parameters else "…"
@@ -254,7 +254,7 @@ def _call_of(tree: ast.Module, edit: CallChange) -> ast.Call:
 
 
 def _names(called: ast.expr, originals: Mapping[str, set[str]]) -> Iterable[str]:
-    """What a called name may be called where it was imported from."""
+    """The names that a called function may have in the module that it was imported from."""
     match called:
         case ast.Attribute(attr=name):
             return {name}

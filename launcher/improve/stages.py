@@ -37,7 +37,7 @@ from gpurun.launcher.rundir.records import MEASURED, Observed
 
 Set = tuple[Candidate, ...]
 ROUNDS = 4
-"""Of a launch of a workload."""
+"""Rounds in a launch of a workload."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,11 @@ class Stage:
         return max(steps_of_launches(self.run.read_steps(self.ids[position])).values(), default=0)
 
     def losses(self, position: int) -> list[tuple[float | None, ...]]:
-        """Of each launch of a set, the losses of its first steps."""
+        """The losses of the first steps, per launch of a set."""
         return [each.losses for each in self.observed(position)]
 
     def observed(self, position: int, rank: int = 0) -> list[Observed]:
-        """What a rank has done in each launch of a set."""
+        """A rank's record of its calls, per launch of a set."""
         return self.seen_by_rank.get((self.ids[position], rank), [])
 
     @cached_property
@@ -116,7 +116,7 @@ class RemedySearch:
     numerics: bool = False
     spent_s: float = 0.0
     launch_s: float | None = None
-    """What a launch of trials has taken, at most."""
+    """The longest time of a launch of trials."""
 
     def stage(self, name: str, sets: Sequence[Set], *overrides: str, seeds_steps: bool = False) -> Stage:
         """Measures these sets of remedies, or what is missing of that; the first one is the baseline.
@@ -183,7 +183,7 @@ class RemedySearch:
         return f"{file}:{mark.line}" if mark is not None and mark.line else file
 
     def size(self, launches: int, steps: int) -> tuple[str, ...]:
-        """What makes a stage of so many launches of each set: of a program, with so many steps.
+        """The overrides for so many launches of each set: of a program, with so many steps.
 
         A workload's launch has rounds, of steps for a time.
         """

@@ -165,7 +165,7 @@ class RemedyTrials:
     def with_seeded_steps(
         self, tried: Sequence[Candidate], found: Mapping[str, RemedyResult]
     ) -> dict[str, RemedyResult]:
-        """What has other losses only since random numbers are drawn in another order.
+        """Remedies that have other losses only because random numbers are drawn in another order.
 
         The same steps then have the same losses where every step and sample has its own seed.
         """
@@ -190,7 +190,7 @@ class RemedyTrials:
         return results
 
     def judged(self, row: Candidate, stage: Stage, position: int) -> RemedyResult:
-        """What trials say of a remedy."""
+        """The verdict of the trials on a remedy."""
         result, base = stage.of(position), result_of(row, self.search)
         if result.status not in MEASURED or result.step_ms is None:
             return replace(base, verdict="failed", why=(result.reason or result.status).splitlines()[0])
@@ -225,7 +225,7 @@ class RemedyTrials:
     def not_paying(
         self, rows: Sequence[Candidate], tried: Mapping[str, RemedyResult]
     ) -> dict[str, RemedyResult]:
-        """Of those that cost something at each start, what the program's own steps don't pay for.
+        """Remedies with a cost at each start that the program's own steps don't pay for.
 
         How many steps it makes is looked for where that takes little of the time that is left.
         """

@@ -296,7 +296,7 @@ def _is_installed(file: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _installed_in(directory: str) -> frozenset[str]:
-    """What packages have installed right there, by their records; none where it can't be read.
+    """Names that packages have installed right there, by their records; none where these can't be read.
 
     Source: https://packaging.python.org/en/latest/specifications/recording-installed-packages/
     """

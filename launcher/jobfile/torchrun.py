@@ -73,7 +73,7 @@ VARIABLES = {
     "role": "ROLE_NAME",
     "signals_to_handle": "TORCHELASTIC_SIGNALS_TO_HANDLE",
 }
-"""Of ranks, by the option that they have the value of."""
+"""Variables of ranks, by the option whose value they get."""
 _CHOICES = {"start_method": ("spawn", "fork", "forkserver")}
 _FLAGS = frozenset({"standalone", "module", "no_python", "run_path", "virtual_local_rank"})
 _SHORT = {"module": "-m", "redirects": "-r", "tee": "-t"}
@@ -83,14 +83,14 @@ _NO_EFFECT = frozenset(
 )
 """Keys of `--rdzv-conf` for which there is nothing to do."""
 _PORT = 29500
-"""Of the ranks' store with `static`."""
+"""The port of the ranks' store with `static`."""
 _APART = 1000
 """How far from there the nodes meet."""
 
 
 @dataclass(frozen=True)
 class TorchrunLine:
-    """What a command line of torchrun says."""
+    """A command line of torchrun."""
 
     script: str | None
     module: str | None

@@ -561,7 +561,7 @@ FIXED_CALLS: Mapping[str, Mapping[str, tuple[bool | str, ...]]] = MappingProxyTy
         "matmul": {"precision": ("highest", "high", "medium")},
     }
 )
-"""Those of which only these keywords can be given, each with its values."""
+"""Calls that take only these keywords, each with its values."""
 
 OWN_VARIABLES = frozenset(
     {

@@ -139,7 +139,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     attempt: int
     grace_s: float
     signals: tuple[int, ...]
-    """What they get before SIGKILL."""
+    """The signals that they get before SIGKILL."""
 
 
 class Settle(msgspec.Struct, frozen=True, tag=True):

@@ -79,7 +79,7 @@ def device_of_node(name: str) -> str:
 
 
 def devices_of_node(node: int, devices: Iterable[str]) -> tuple[str, ...]:
-    """Those of the devices that a node has, as it calls them."""
+    """The devices of a node, as it calls them."""
     return tuple(device_of_node(name) for name in devices if node_of_device(name) == node)
 
 
@@ -246,7 +246,7 @@ def refuse_endless(*numbers: float | None) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What tells a variant from others, in plans and in comparisons.
+    """The settings that tell a variant from others, in plans and in comparisons.
 
     What its kind of job or its strategy doesn't have is absent: `None`, 0 or empty.
     """

@@ -28,7 +28,7 @@ PROGRAM_ENTRY = "gpurun.launcher.worker.program.program_rank:main"
 """The entry point of a program's rank."""
 
 TERMINATE: tuple[int, ...] = (signal.SIGTERM,)
-"""What ranks get so that they end; SIGKILL follows."""
+"""The signals that end ranks; SIGKILL follows."""
 
 
 @dataclass(frozen=True)

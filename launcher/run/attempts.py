@@ -126,7 +126,7 @@ def replace_other_software(
 
 
 def _changed(run: RunDir, attempt: str, software: Mapping[str, str], job_dir: Path) -> str | None:
-    """What an attempt ran in another version than is there now; `None`: nothing, as far as it is known."""
+    """`the software`, or a file, that an attempt ran in another version than is there now; else `None`."""
     if run.read_software(attempt) not in ({}, software):
         return "the software"
     code = run.read_imported(attempt)

@@ -101,7 +101,7 @@ class Output:
     """Where a program's stdin comes from and its stdout goes to; `None`: with stderr to the logs."""
     as_torchrun: bool = False
     only_local_rank: int | None = None
-    """These two as `Relay` has them."""
+    """This and `as_torchrun` as in `Relay`."""
     is_part: bool = False
     """Whether a command makes several runs: each shows no plan, gives no advice on a new run, and leaves what
     interrupted ranks write to their logs."""

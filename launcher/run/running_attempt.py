@@ -51,13 +51,13 @@ from gpurun.launcher.rundir.records import Event, LeftProcess, Stage
 from gpurun.launcher.rundir.remembered import remembered
 
 OPTIMIZES = re.compile(rb"DistributedDataParallel|optim|Trainer|lightning|accelerate|compile")
-"""What a program contains that imports `torch._dynamo`."""
+"""Text in programs that import `torch._dynamo`."""
 STORE_ENTRY = "gpurun.launcher.worker.base.process_group:serve_store"
 
 
 @dataclass(frozen=True)
 class Streams:
-    """What ranks of a program read and write in place of their logs."""
+    """The files that ranks of a program read and write in place of their logs."""
 
     stdin: str = ""
     """The path of a file or pipe; empty: there is none."""

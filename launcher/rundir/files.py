@@ -447,7 +447,7 @@ class RunDir:
         return self.launch(launch_id) / "facts.json"
 
     def observed(self, launch_id: str, rank: int = 0) -> Path:
-        """What a rank of a program has done, where that is asked for."""
+        """The record of a program's calls on a rank, where it is asked for."""
         return self.launch(launch_id) / (f"rank{rank}.observed.json" if rank else "observed.json")
 
     def control(self, launch_id: str) -> Path:
@@ -541,7 +541,7 @@ class RunDir:
         return self.read_any(self.software(launch_id), dict[str, str]) or {}
 
     def read_launch_facts(self, launch_id: str) -> dict[str, VariantFacts]:
-        """What was found out about the variants of a launch; empty where it ended before that."""
+        """The facts about the variants of a launch; empty where it ended before that."""
         return self.read_any(self.launch_facts(launch_id), dict[str, VariantFacts]) or {}
 
     def read_imported(self, launch_id: str) -> dict[str, str]:
@@ -575,7 +575,7 @@ class RunDir:
         return frozenset(self.read_any(self.replaced, list[str]) or ())
 
     def program_error(self, launch_id: str, rank: int) -> Path:
-        """What `torch.distributed.elastic.multiprocessing.errors.record` writes of a rank's failure."""
+        """The file of `torch.distributed.elastic.multiprocessing.errors.record` on a rank's failure."""
         return self.launch(launch_id) / f"error{rank}.json"
 
     def program_files(self, launch_id: str) -> Path:

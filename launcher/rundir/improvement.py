@@ -1,4 +1,4 @@
-"""What `gpurun improve` found: the change, and what is known of each remedy; `improve.json`."""
+"""The result of `gpurun improve`: the change, and the outcome of each remedy; `improve.json`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,12 +25,12 @@ class Gain:
 
 @dataclass(frozen=True)
 class RemedyResult:
-    """What became of a remedy."""
+    """The outcome of a remedy."""
 
     code: str
     """The change as one would write it."""
     applied_to: str
-    """What it changes: `DataLoader`, `env`, a key of the job."""
+    """The changed place: `DataLoader`, `env`, a key of the job."""
     place: str
     """`train.py:41`; empty where it is at no call."""
     verdict: RemedyVerdict
@@ -39,14 +39,14 @@ class RemedyResult:
     ci: Interval | None = None
     why: str = ""
     start_s: float | None = None
-    """What it costs at each start, in seconds, where that is noticed."""
+    """Seconds that it costs at each start, where that is noticed."""
     pays_from_steps: int | None = None
     """From how many steps on it gains more than that."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What only the program's author can change; it isn't tried, nor counted."""
+    """A change that only the program's author can make; it is neither tried nor counted."""
 
     place: str
     """`train.py:41`."""
@@ -89,7 +89,7 @@ class Improvement:
     why: str = ""
     """Where the time of the program's steps goes."""
     then: str = ""
-    """Likewise with what is kept."""
+    """Where the time goes with the kept changes."""
     advice: tuple[Advice, ...] = ()
     notes: tuple[str, ...] = ()
     needs_s: float | None = None

@@ -27,9 +27,9 @@ SELFTEST, IMPROVEMENT = "selftest.json", "improve.json"
 PROGRAM_FILES = "files"
 """In the directory of a launch, for what its program saves."""
 MAX_KEPT_ROUNDS = 1000
-"""Of a program's launch on each rank; of more, a random sample, of about half as many at least. The standard
-error of the median round is then up to 6 % of the rounds' standard deviation (1.25 / √500), for normal
-noise."""
+"""The most rounds that are kept of a program's launch per rank; of more, a random sample, of about half as
+many at least. The standard error of the median round is then up to 6 % of the rounds' standard deviation
+(1.25 / √500), for normal noise."""
 
 
 @lru_cache(maxsize=1000)

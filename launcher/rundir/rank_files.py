@@ -52,7 +52,7 @@ class RankFiles:
         return {name: str(place / f"{name}.log") for bit, name in _STREAMS.items() if redirected & bit}
 
     def shown(self, env: Mapping[str, str]) -> Iterator[tuple[Path, bool]]:
-        """Those of a rank that has had its fields, as far as they are shown, and whether it is stdout."""
+        """The shown files of a rank for which `of` was called, each with whether it is stdout."""
         if self._place is not None:
             for bit, name in _STREAMS.items():
                 if _bits(self.tee, env) & bit:

@@ -112,7 +112,7 @@ class CallSite:
     """`DataLoader`, `DistributedDataParallel`, or the class of the optimizer; `WORKLOAD` of a workload."""
     file: str
     line: int
-    """Of the statement in the caller that runs."""
+    """The line of the statement in the caller that runs."""
     is_users: bool
     """Whether it is in a file of the user's; only such calls are changed."""
     library: str = ""
@@ -150,9 +150,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Observed:
-    """What a rank of a program has done, in `observed.json`; of other ranks in `rankN.observed.json`.
+    """A program's calls, losses and files, by rank: `observed.json`, `rankN.observed.json` from 1 on.
 
-    Of a workload, in the facts of a launch: the losses are those of the global batch.
+    Also of a workload, in the facts of a launch; the losses are then those of the global batch.
     """
 
     calls: tuple[CallSite, ...] = ()
@@ -160,7 +160,7 @@ class Observed:
     """The numbers on which `backward` was called, the first ones, also where a GradScaler has scaled them;
     `None`: no finite number, or not computed yet when the program was ended."""
     loss_dtype: str = ""
-    """Of the first loss: `float32`. Under autocast most are that, too."""
+    """The type of the first loss: `float32`. Under autocast most losses have that, too."""
     steps: int = 0
     """Calls of optimizers."""
     places: tuple[Place, ...] = ()
@@ -616,7 +616,7 @@ class Event:
     """The moment by `time.monotonic_ns()`, which no one sets: durations within a launch are differences of
     it. 0 in runs that are older than this field."""
     steps_ns: tuple[Whole, Whole] | None = None
-    """Of a program: when its first step began and its last one so far ended, by that clock; `None` before,
+    """When a program's first step began and its last step so far ended, by that clock; `None` before,
     and in older runs."""
 
     @classmethod
@@ -785,7 +785,7 @@ class Killed:
     launch: str
     """The attempt."""
     ranks: tuple[int, ...]
-    """Those that had not ended by then."""
+    """Ranks that had not ended by then."""
     grace_s: float
     """How long they had."""
     cause: str = ""

@@ -133,7 +133,7 @@ def hang_timeout_s(devices: Sequence[str], slack_s: float = 8.0) -> float:
 
 
 INITIALISATION_S = 2.0
-"""Of a GPU without persistence mode, by the driver, one after the other; NVIDIA names 1 to 3 s.
+"""Seconds to initialise a GPU without persistence mode, one after the other; NVIDIA names 1 to 3 s.
 
 Source: https://docs.nvidia.com/deploy/driver-persistence/persistence-mode.html
 """

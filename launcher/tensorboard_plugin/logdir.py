@@ -382,7 +382,7 @@ def read_host(listed: Listed) -> dict[str, Any]:
 
 
 def improvement_file(listed: Listed) -> Path:
-    """What the search has found to which the run belongs, if it belongs to a search of `gpurun improve`."""
+    """The result of the search of `gpurun improve` that the run belongs to, if it belongs to one."""
     return listed.path.parent / IMPROVEMENT
 
 

@@ -169,7 +169,7 @@ class Cause:
 
     @property
     def weight(self) -> float:
-        """What the step would be shorter by, as a share of it."""
+        """The share of the step that it would be shorter by."""
         return self.saved_ns / self.span_ns if self.span_ns else 0.0
 
     @property
@@ -221,7 +221,7 @@ def cause_finding(
 
 
 def _other_saved_ms(cause: Cause) -> float | None:
-    """What a step would be shorter by, where that isn't what is lost."""
+    """Milliseconds that a step would be shorter, where they differ from the lost time."""
     is_alike = abs(cause.saved_ns - cause.lost_ns) <= SAVED_AS_LOST * cause.span_ns
     return None if is_alike else max(cause.saved_ns, 0.0) / 1e6
 
@@ -255,7 +255,7 @@ _OF_REPLAY: Mapping[Part, str] = {
     "split": "rank",
     "straggler": "rank",
 }
-"""What is left out of a replay to find what a part costs."""
+"""The part that a replay leaves out to find the cost of a part."""
 
 
 def with_savings(found: Sequence[Cause], savings: Sequence[Saving], num_ranks: int) -> list[Cause]:

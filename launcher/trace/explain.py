@@ -91,7 +91,7 @@ def _slowed(named: Sequence[Cause], report: TraceReport) -> Iterator[Finding]:
 
 
 def _once(found: Sequence[Cause]) -> Cause | None:
-    """What is done once, if that is much: other shares are then not those of a usual step."""
+    """The cause `one_off`, if it is large: other shares are then not those of a usual step."""
     least = max([MENTION_FROM, *(MOST * each.weight for each in found)])
     return next((each for each in found if each.part == "one_off" and each.weight >= least), None)
 

@@ -163,9 +163,9 @@ class Saving:
     """A part as in `PathPart`; rank: what this rank does beyond the others."""
     rank: int | None
     parallelism: str | None
-    """Of transfers: the kind, as in `ParallelKind`, of their groups; `None`: all of them."""
+    """The kind of the transfers' groups, as in `ParallelKind`; `None`: all transfers, or another part."""
     saved_us: float
-    """Of a step; of all of the trace where it has none."""
+    """Microseconds per step; of all of the trace where it has no steps."""
 
 
 @dataclass(frozen=True)
@@ -349,7 +349,7 @@ class NameTotals:
 
 
 Remedy = Literal["torch.compile", "CUDA graphs"]
-"""What shortens the wait for the CPU."""
+"""Remedies that shorten the wait for the CPU."""
 RANK_KEY = "gpurunRank"
 """In the header of a trace of ours."""
 
@@ -368,7 +368,7 @@ class RankFacts:
 
 @dataclass(frozen=True)
 class CpuFacts:
-    """What a trace shows of the CPU that its device waits for."""
+    """Facts of a trace about the CPU that its device waits for."""
 
     functions: Mapping[str, str] = field(default_factory=dict)
     """Python's function, with its place, around most of `of_launches`, named `host`, of `data` and of `other`
@@ -570,7 +570,7 @@ class TraceReport:
     pipeline: tuple[PipelineStage, ...]
     """Empty if no messages run between stages."""
     savings: tuple[Saving, ...] = ()
-    """What a step would be shorter by without each of its parts, the largest first; empty where that can't be
+    """How much shorter a step would be without each of its parts, the largest first; empty where it can't be
     replayed: a trace is missing or cut off, launches are lost, or a step is too long."""
     kernels_by_shape: tuple[KernelTotal, ...] | None = None
     """The kernels by shape. `None`, like the tables that follow, if it wasn't asked for."""

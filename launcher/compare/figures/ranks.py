@@ -124,7 +124,7 @@ class Traced:
     of_host: tuple[int, ...] = ()
     """Ranks in whose traces no GPU works; older files don't say."""
     savings: tuple[Saving, ...] = ()
-    """What a step would be shorter by; of a process with several GPUs it isn't known."""
+    """How much shorter a step would be without its parts; not known of a process with several GPUs."""
 
     def __post_init__(self) -> None:
         """Refuses times and notes that no trace has: the file may be anyone's, and reports are made of them.
@@ -397,8 +397,8 @@ class RankFigures:
     bubble: Bubble | None = None
     """The bubble of its stage, in the same traced steps; `None` where it is in no pipeline."""
     savings_ms: Mapping[str, float] = field(default_factory=dict)
-    """What a traced step would be shorter by without a part of it on all ranks, and without what this `rank`
-    does beyond the others; by a replay, empty where there is none."""
+    """Milliseconds that a traced step would be shorter without a part on all ranks, and, as `rank`, without
+    this rank's work beyond that of the others; by a replay, empty where there is none."""
     queue_percent: float | None = None
     """The share of its step that it waited for a core that processes of others had; of a traced GPU, at most
     the share in which that GPU had nothing to do."""

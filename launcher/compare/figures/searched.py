@@ -65,7 +65,7 @@ class Tried:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult(SearchSpace):
-    """What was found, and what follows from it."""
+    """The result of a search, and its conclusions."""
 
     tried: int
     against_own: float | None

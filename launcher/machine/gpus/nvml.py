@@ -267,7 +267,7 @@ def _is_on(mode: int | None) -> bool | None:
 
 
 def _processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...] | None:
-    """Those that compute on it. Clients of MPS are listed apart; its server is among the others.
+    """The processes that compute on it. NVML lists clients of MPS apart; the server is among the others.
 
     Source: `nvmlDeviceGetMPSComputeRunningProcesses` of the NVML API reference.
     """

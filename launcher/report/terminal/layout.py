@@ -174,7 +174,7 @@ def plain(part: RenderableType) -> RenderableType:
 
 
 def detail_lines(details: Sequence[str], are_shown: bool) -> list[str]:
-    """What else was found, after an empty line; or only how much, and how it is shown."""
+    """The other findings, after an empty line; or only their number, and how to show them."""
     if not details:
         return []
     return ["", *(details if are_shown else [f"{plural(len(details), 'detail')}: add --details"])]

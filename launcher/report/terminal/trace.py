@@ -270,7 +270,7 @@ def _names(
 
 
 def notes_in(findings: Sequence[Finding]) -> list[str]:
-    """What was noticed in traces."""
+    """The notes on traces."""
     return [f"note: {clean(each.text)}" for each in of_level(findings, "detail")]
 
 

@@ -189,7 +189,7 @@ def run_answer(listed: Listed, comparison: Comparison | None = None) -> dict[str
 
 
 def _improvement(listed: Listed) -> dict[str, Any] | None:
-    """What `gpurun improve` has found by this run and others, in the words of the terminal."""
+    """The result of `gpurun improve`, of which this run is a part, in the words of the terminal."""
     found = read_improvement(listed)
     if found is None:
         return None
@@ -281,7 +281,7 @@ _UNTOLD: Mapping[str, Any] = {
     "slowest_rank": None,
     "timed_parts": {},
 }
-"""What a comparison says of a variant, where there is none."""
+"""The fields of a variant in place of a comparison's, where there is none."""
 
 
 def _entry(listed: Listed, variant: Identity, explained: str | None) -> dict[str, Any]:

@@ -77,7 +77,7 @@ MAX_RANKS_SHOWN = 8
 LEFT_OUT = ("captures", "jobs-apart")
 """Notes on traces of the same processes, or of other jobs, that are left out."""
 MAX_TASKS = 200_000
-"""Of all ranks together, in the steps that are replayed."""
+"""The most tasks of all ranks together in the steps that are replayed."""
 MAX_UNIX_NS = 1 << 63
 """Later times, after the year 2262, aren't Unix times; then only differences count."""
 

@@ -854,7 +854,7 @@ _REMOVABLE: tuple[tuple[StepPart, ...], ...] = (
     *((StepPart.INPUT,), (StepPart.COPIES,), (StepPart.ONE_OFF,), (StepPart.TRANSFER,)),
     (StepPart.HOST, StepPart.LATENCY),  # what idle time counts for launches: not what the CPU does ahead
 )
-"""What is left out of a replay together, under the name of the first."""
+"""Parts that a replay leaves out together, under the name of the first."""
 _OF_A_RANK = (
     *(StepPart.COMPUTE, StepPart.BEFORE, StepPart.INPUT, StepPart.COPIES, StepPart.ONE_OFF),
     *(StepPart.HOST, StepPart.LATENCY, StepPart.AHEAD),
@@ -872,7 +872,7 @@ def savings(
     groups: Mapping[str, Collection[str]],
     span_ns: float,
 ) -> tuple[Saving, ...]:
-    """What a step would be shorter by without each part, each kind of transfer, and each rank's extra work.
+    """How much shorter a step would be without each part, each kind of transfer, and each rank's extra work.
 
     Args:
         graph: of all ranks.

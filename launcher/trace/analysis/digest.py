@@ -186,11 +186,11 @@ class Idle:
     host: int
     """The call that launches what comes next hadn't begun."""
     unrecorded: int
-    """It hadn't, and nothing is recorded of the CPU."""
+    """That call hadn't begun, and nothing is recorded of the CPU."""
     launching: int
-    """That call was running."""
+    """The call that launches was running."""
     latency: int
-    """It had ended, and the work started."""
+    """The call had ended, and the work hadn't started."""
     one_off: int
     """The CPU did something once, and had launched nothing."""
     comm_wait: int
@@ -428,7 +428,7 @@ class NameTimes:
 
 @dataclass(frozen=True, eq=False)
 class ReplayedSteps:
-    """What a rank does in some steps."""
+    """A rank's tasks in some steps."""
 
     steps: tuple[int, ...]
     """Their numbers; none where the trace has no steps."""
@@ -453,7 +453,7 @@ class Digest:
     steps: tuple[Scope, ...]
     collectives: tuple[LocalCollective, ...]
     one_off: tuple[NameTime, ...]
-    """What was done once, longest first."""
+    """Work that was done once, longest first."""
     cpu: CpuFacts
     names: NameTimes
     """The names of all of the file; of the chosen steps, where steps were chosen."""
@@ -609,7 +609,7 @@ def _names(trace: Trace, work: Launched, choices: Sequence[Selection]) -> list[N
 
 
 def _within(once: OneOffWork, steps: list[HostStep], total: Measure) -> OneOffWork:
-    """What is done once in these steps; without any, in all of the time that is measured."""
+    """The one-off work in these steps; without steps, in all of the measured time."""
     whole = (steps[0].start_ns, steps[-1].end_ns) if steps else (total.start, total.end)
     mine = step_at(steps, once.calls.start) >= 0 if steps else once.calls.end > whole[0]
     calls = once.calls.where(mine & (once.calls.start < whole[1]))

@@ -48,7 +48,7 @@ MAX_LISTED = 10
 NEAR_NS, CLOCKS_NS = 3600 * 10**9, 60 * 10**9
 """Traces of one capture are no further apart, also where clocks differ; of several captures, less."""
 EARLIEST_NS = 10**18
-"""Of a Unix time; earlier ones are those of a clock that begins anew."""
+"""The least Unix time; a clock that begins anew shows earlier ones."""
 _OF_WORKER = re.compile(r"(.+)\.\d{10,20}\.pt\.trace\.json")
 """What `tensorboard_trace_handler` calls a file: its process, and when it was written."""
 _RANK = re.compile(r"(?:rank|worker)[-_ ]?(\d{1,9})(?!\d)", re.IGNORECASE)

@@ -81,7 +81,7 @@ class LoopFunctions:
 
     @staticmethod
     def of(trace: Trace, work: Launched) -> LoopFunctions:
-        """Those of the thread that launches most kernels; without any, that spends most time in operators."""
+        """Functions of the thread that launches most kernels; without any, of that with most time in ops."""
         threads = np.unique(trace.functions.thread)
         by, weights = _launching(trace, work), None
         if not len(trace.gpu):

@@ -174,7 +174,7 @@ COMPILE, TRITON, CAPTURE = "torch.compile", "Triton's compiler", "capture of a g
 
 @dataclass(frozen=True, eq=False)
 class OneOffWork:
-    """What the CPU does once: it loads modules, creates handles, allocates memory, compiles."""
+    """Work of the CPU that is done once: it loads modules, creates handles, allocates memory, compiles."""
 
     calls: Spans
     """Names are those of `trace.launch_names`."""
@@ -187,7 +187,7 @@ class OneOffWork:
 
 
 def one_off_work(trace: Trace, steps: list[HostStep]) -> OneOffWork:
-    """What is done once, as far as the trace shows it: not what each of several steps does."""
+    """The one-off work that the trace shows: nothing that each of several steps does."""
     calls, least = trace.launches, np.full(len(trace.launch_names), np.iinfo(np.int64).max)
     for i, name in enumerate(trace.launch_names):
         if ONE_OFF_CALLS.match(name):

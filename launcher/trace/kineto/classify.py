@@ -45,9 +45,9 @@ class Writer:
 
     name: str
     mark: bytes = b""
-    """What is in its first events, and in no others."""
+    """Text in its first events, and in those of no other writer."""
     reader: str = ""
-    """What reads its traces, if gpurun doesn't."""
+    """The program that reads its traces, if gpurun doesn't."""
     device: str = ""
     """The device whose work isn't read."""
     note: str = ""

@@ -20,7 +20,7 @@ from gpurun.launcher.trace.kineto.columns import TraceEvent
 from gpurun.launcher.units import first_of
 
 HEAD_BYTES = 4096
-"""Of a file that is no JSON: what is needed to recognise it."""
+"""Bytes that suffice to recognise a file that is no JSON."""
 MAX_NAMED = 6
 """Keys or categories in a message."""
 _UNPACK = "unpack it first"

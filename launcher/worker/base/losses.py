@@ -37,7 +37,7 @@ class Losses:
 
     @property
     def values(self) -> tuple[float | None, ...]:
-        """Those that are known by now; `None`: not yet, or no finite number."""
+        """The losses that are known by now; `None`: not yet, or no finite number."""
         found = [] if self._values is None else self._values[: self.count].tolist()
         return tuple(value if math.isfinite(value) else None for value in found)
 

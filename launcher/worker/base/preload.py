@@ -72,7 +72,7 @@ def is_harmless(names: Sequence[str]) -> bool:
 
 
 def state() -> dict[str, Any]:
-    """What of a process a program may notice, besides its modules."""
+    """The state of a process that a program may notice, besides its modules."""
     torch = sys.modules.get("torch")
     numpy = sys.modules.get("numpy")
     return {

@@ -85,7 +85,7 @@ class ForkServer:
         self._ranks: dict[int, int] = {}
         """Process id to rank, of those that are not reaped yet."""
         self._leaders: set[int] = set()
-        """Those of them that run a program."""
+        """Process ids of ranks that run a program."""
         self._ended_ns: dict[int, int] = {}
         """When those of them ended that are known to have, by process id."""
         self._wake, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -34,7 +34,7 @@ _PASSES_ON = (typing.__file__, __file__)
 """Files whose frames only pass a call on: `DataLoader[int](…)` is called by `typing`."""
 _PLAIN = (bool, int, float, str, type(None))
 AT_DDP = ("autocast", "compile", "comm_hook")
-"""What is changed where a module is given to DDP, by name."""
+"""Changes where a module is given to DDP, by name."""
 MAX_SHOWN = 80
 """Characters of an argument that are noted."""
 MAX_SITES = 1000

@@ -92,7 +92,7 @@ class Beginning:
     """The rank before its program began."""
 
     argv: tuple[str, ...]
-    """Of the rank's entry."""
+    """The arguments of the rank's entry."""
     control: str
     """The directory with the control blocks."""
     path: tuple[str, ...] = field(default_factory=lambda: tuple(sys.path))

@@ -135,7 +135,7 @@ class StepRecorder:
     observer: Observer = field(init=False)
     """Changes calls of the program, and knows what else it does."""
     profilers: OwnProfilers = field(init=False)
-    """Those of the program, next to which nothing is traced."""
+    """The program's own profilers, next to which nothing is traced."""
     stamps: Stamps | None = None
     """Chosen at the first step, when it is known whether the program uses CUDA."""
     at_limit: Callable[[], None] = lambda: None
@@ -398,7 +398,7 @@ class ProgramRank:
     beginning: Beginning | None = None
     """`None`: torch was imported with the program's own variables."""
     set_before: Sequence[str] = ()
-    """Those variables."""
+    """Variables that the program sets before it imports torch, which was imported with them."""
 
     def execute(self) -> int:
         """Runs the program to its end, whatever that is; the exit code."""
@@ -530,7 +530,7 @@ class ProgramRank:
 
 
 def own_traces_text(paths: Sequence[str]) -> str:
-    """That the program's own profiler ran, and where its traces are, if it wrote any."""
+    """A note that the program's own profiler ran, and where its traces are, if it wrote any."""
     places = listed(sorted({os.path.dirname(os.path.abspath(path)) for path in paths}))
     where = f"; `gpurun trace` reads what it wrote to {places}" if places else ""
     return f"the program's own profiler ran{where}"

@@ -202,7 +202,7 @@ def copy_gb_per_s(device: torch.device) -> float | None:
 
 
 def in_turn(rank: int, measure: Callable[[], float | None]) -> float | None:
-    """What this rank measures, while the others wait."""
+    """This rank's measurement, while the others wait."""
     found = None
     for turn in range(dist.get_world_size()):
         if turn == rank:

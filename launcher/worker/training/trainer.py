@@ -49,7 +49,7 @@ DEFAULT_LEARNING_RATE = 1e-3
 SHAPES_PER_VARIANT = 4
 """A variant's own batch, a smaller last micro-batch, the whole batch of the gradient check, one to spare."""
 SHARE_OF_MEMORY = 0.8
-"""Of what the host has available, for copies of the model and its optimizer."""
+"""The share of the host's available memory for copies of the model and its optimizer."""
 CHECK_LOSS_SCALE = 1024.0
 """Scale of fp16 losses in the gradient check: large enough not to underflow, far from an overflow."""
 
@@ -246,7 +246,7 @@ class Trainer:
 
     @property
     def state_bytes(self) -> int:
-        """What `save_state` takes of the host's memory."""
+        """Bytes that `save_state` takes of the host's memory."""
         of_optimizer = tensors_of(self.optimizer.state_dict()["state"])
         own = (own_part(tensor) for tensor in (*self.model.parameters(), *self.model.buffers()))
         return sum(tensor.nbytes for tensor in (*own, *map(own_part, of_optimizer)))
