@@ -84,7 +84,8 @@ import torch, torch.distributed as dist
 from transformers import GPT2Config, GPT2LMHeadModel
 
 dist.init_process_group("gloo")
-model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=64, n_head=2, vocab_size=256, bos_token_id=0, eos_token_id=0))
+config = GPT2Config(n_layer=2, n_embd=64, n_head=2, vocab_size=256, bos_token_id=0, eos_token_id=0)
+model = GPT2LMHeadModel(config)
 model = torch.nn.parallel.DistributedDataParallel(model)
 tokens = torch.ones(1, 8, dtype=torch.long)
 model(input_ids=tokens, labels=tokens).loss.backward()

@@ -63,6 +63,7 @@ from gpurun.launcher.rundir.improvement import (
     RemedyResult,
     RemedyVerdict,
 )
+from gpurun.launcher.rundir.paths import IMPROVEMENT
 from gpurun.launcher.rundir.records import MEASURED, Observed, Place
 from gpurun.launcher.stats.schedule import first_traced_step
 from gpurun.launcher.units import format_number, listed
@@ -119,7 +120,7 @@ def run_improve(
     spec = load_invocation(given)
     if wrong := refusals(spec):
         raise SpecError(*wrong)
-    record = path / "improve.json"
+    record = path / IMPROVEMENT
     known = read_json(record, Improvement) if record.exists() else None
     if known is not None and known.complete:
         return known, None
