@@ -38,6 +38,7 @@ from gpurun.launcher.trace.kineto.classify import (
     BEGINS_CAPTURE,
     COMPILING,
     ENDS_CAPTURE,
+    GRAPH_SETUP,
     LAUNCHING_CALLS,
     ONE_OFF_CALLS,
     TRITON_COMPILING,
@@ -199,15 +200,20 @@ def one_off_work(trace: Trace, steps: list[HostStep]) -> OneOffWork:
         mine = chosen & (calls.name == name)
         if _recurs(calls.start[mine], steps):
             chosen &= ~mine | (calls.duration >= OUTLIER * np.median(calls.duration[mine]))
-    compiling, triton = (_annotated(trace, pattern) for pattern in (COMPILING, TRITON_COMPILING))
-    ranges = {COMPILE: compiling, TRITON: triton.subtract(compiling), CAPTURE: _capturing(trace)}
+    compiling, triton = (
+        _named(trace.annotations, trace.annotation_names, pattern)
+        for pattern in (COMPILING, TRITON_COMPILING)
+    )
+    set_up = _named(trace.functions, trace.function_names, GRAPH_SETUP).subtract(compiling)
+    capturing = _capturing(trace).join(set_up)
+    ranges = {COMPILE: compiling, TRITON: triton.subtract(compiling), CAPTURE: capturing}
     return OneOffWork(calls.where(chosen), ranges)
 
 
-def _annotated(trace: Trace, pattern: re.Pattern[str]) -> Intervals:
-    """The time in ranges whose name matches."""
-    names = [i for i, name in enumerate(trace.annotation_names) if pattern.match(name)]
-    return trace.annotations.where(np.isin(trace.annotations.name, names)).covered
+def _named(spans: Spans, names: Sequence[str], pattern: re.Pattern[str]) -> Intervals:
+    """The time in those whose name matches."""
+    chosen = [i for i, name in enumerate(names) if pattern.match(name)]
+    return spans.where(np.isin(spans.name, chosen)).covered
 
 
 def _capturing(trace: Trace) -> Intervals:

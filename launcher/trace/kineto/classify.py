@@ -122,6 +122,8 @@ COMPILING = re.compile(
 torch's `_dynamo/utils.py`, `dynamo_timed`, and `_inductor/cudagraph_trees.py`."""
 TRITON_COMPILING = re.compile(r"(.*/)?triton/compiler/compiler\.py\(\d+\): compile$")
 """Functions of Python in which Triton compiles a kernel: torch.compile's, or the program's own."""
+GRAPH_SETUP = re.compile(r"(.*/)?torch/_inductor/cudagraph_trees\.py\(\d+\): __init__$")
+"""Functions of Python in which torch.compile prepares and captures a CUDA graph."""
 COMPILED = re.compile(r"Torch-Compiled Region")
 """Operators that enclose what torch.compile has made, and say nothing of what it does."""
 IN_USE: Mapping[Remedy, re.Pattern[str]] = {

@@ -376,6 +376,18 @@ def test_gaps_of_a_thinned_trace_are_unknown(tmp_path: Path, step_of_numbers: in
     assert any("120 calls of the CPU recorded" in each.text for each in report.findings) == is_thinned
 
 
+def test_the_set_up_of_a_cuda_graph_is_done_once(tmp_path: Path) -> None:
+    """As in a trace of xDiT: most of it passes before and after the capture itself."""
+    frame = python("torch/_inductor/cudagraph_trees.py(800): __init__", 200, 8_900)
+    capture = [
+        span("cuda_runtime", "hipStreamBeginCapture", 8_000, 5),
+        span("cuda_runtime", "hipStreamEndCapture", 8_500, 5),
+    ]
+    report = analyse_paths([write(tmp_path / "t.json", [*LATE, *LOOP, frame, *capture])])
+    assert "done once (capture of a graph: 8.70 ms in 1 call)" in report.conclusion
+    assert report.ranks[0].total.idle_by_cause_us.one_off == 8_700
+
+
 def test_what_passes_until_launched_work_starts_is_said_where_it_is_much(tmp_path: Path) -> None:
     """Of each gap of 30 µs, 15."""
     events = [launch(40 * i, 5, i + 1) for i in range(10)]
