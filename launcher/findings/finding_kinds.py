@@ -171,7 +171,7 @@ ANSWERS: Mapping[str, Kind] = {
     "traced": Kind(
         "answer",
         "{num_ranks:rank} on {devices}[, {num_steps:step}][, {num_alone:step}, which may be unlike others]"
-        "[; compute takes {percent} of the time[, no other cause more than {most_percent}]]"
+        "[; compute takes {percent} of the time[ of {whose}][, no other cause more than {most_percent}]]"
         "[; {num_cut:file} cut off, so no cause is named][; causes by their shares, as {basis}]"
         "[; {num_left_out:trace} of other captures or jobs left out]",
         "What the traces hold.",

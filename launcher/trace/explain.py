@@ -40,7 +40,7 @@ from gpurun.launcher.trace.model import (
     StragglerReport,
     TraceReport,
 )
-from gpurun.launcher.units import listed
+from gpurun.launcher.units import listed, ranks_text
 
 MENTION_NEXT_FROM = 0.20
 OWN_OPERATORS = 0.5
@@ -70,7 +70,8 @@ def explain(report: TraceReport, unreplayed: str = "") -> tuple[Finding, ...]:
     if found[0].weight < MENTION_FROM:
         others = 100 * max(each.share for each in found)
         bound = ceil(others) if others >= 1 else ceil(10 * others) / 10  # rounded down, it would be too small
-        return (_traced(report, percent=_compute_percent(report), most_percent=bound or None),)
+        percent, whose = _compute_percent(report), _whose(report)
+        return (_traced(report, percent=percent, whose=whose, most_percent=bound or None),)
     named = [found[0], *(cause for cause in found[1:] if cause.weight >= MENTION_NEXT_FROM)]
     if first.part in WITHOUT_ADVICE and len(named) == 1:
         named += [cause for cause in found[1:2] if cause.weight >= MENTION_FROM]
@@ -126,6 +127,14 @@ def _compute_percent(report: TraceReport) -> float:
     """The share of compute in the time of all ranks."""
     stretches = explained_stretches(report)
     return 100 * sum(each.compute_us for each in stretches) / sum(each.span_us for each in stretches)
+
+
+def _whose(report: TraceReport) -> str | None:
+    """The ranks that a share of all their time is of; `None` of a single one."""
+    if len(report.ranks) == 1:
+        return None
+    ranks = [rank.rank for rank, _ in _means(report)]
+    return "all ranks" if len(ranks) == len(report.ranks) else ranks_text(ranks)
 
 
 def trace_causes(report: TraceReport) -> list[Cause]:

@@ -388,6 +388,15 @@ def test_the_set_up_of_a_cuda_graph_is_done_once(tmp_path: Path) -> None:
     assert report.ranks[0].total.idle_by_cause_us.one_off == 8_700
 
 
+def test_a_share_of_the_time_of_several_ranks_says_so(tmp_path: Path) -> None:
+    for rank, busy_us in enumerate((1_000, 990)):
+        events = [launch(0, 1, 1), kernel("k", 2, busy_us, 1)]
+        write(tmp_path / f"rank{rank}.json", events, **rank_info(rank, 2))
+    said = analyse_paths([tmp_path]).conclusion
+    assert said == "2 ranks on GPU; compute takes 100 % of the time of all ranks."
+    assert "all ranks" not in analyse_paths([tmp_path / "rank1.json"]).conclusion
+
+
 def test_what_passes_until_launched_work_starts_is_said_where_it_is_much(tmp_path: Path) -> None:
     """Of each gap of 30 µs, 15."""
     events = [launch(40 * i, 5, i + 1) for i in range(10)]
