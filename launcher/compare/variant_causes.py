@@ -33,10 +33,11 @@ from gpurun.launcher.trace.causes import (
     grown,
     most_lost,
     to_do,
+    with_cpu,
     with_savings,
 )
 from gpurun.launcher.trace.explain import OWN_OPERATORS
-from gpurun.launcher.trace.model import Saving
+from gpurun.launcher.trace.model import IDLE_PARTS, Saving
 
 TRACED_AS_TIMED = 0.15
 """Difference from which on it is mentioned: recording makes short steps longer."""
@@ -60,16 +61,18 @@ def losses(ranks: Sequence[RankFigures]) -> list[Cause]:
         for rank in traced
         for part, ms in rank.savings_ms.items()
     ]
-    return with_savings(found, savings, len(traced))
+    facts = [rank.cpu for rank in traced]
+    return with_savings([with_cpu(each, slowest.cpu, facts) for each in found], savings, len(traced))
 
 
 def _rank_time(rank: RankFigures, on_host: Part) -> RankTime:
     span_ms = rank.span_ms or 0.0
+    idle_ms = {part: getattr(rank, f"{part}_ms") or 0.0 for part in IDLE_PARTS}
     lost_ms: dict[Part, float] = {
-        "input": rank.input_ms or 0.0,
-        "copies": rank.exposed_memcpy_ms or 0.0,
+        **{on_host if part == "host" else part: ms for part, ms in idle_ms.items()},
         on_host: python_ms(rank),
-        "one_off": rank.one_off_ms or 0.0,
+        "copies": rank.exposed_memcpy_ms or 0.0,
+        "other_steps": rank.other_steps_ms or 0.0,
         "communication" if rank.wait_ms is None else "transfer": rank.exposed_transfer_ms or 0.0,
         "blocked": blocked_ms(rank),
     }
@@ -353,7 +356,9 @@ def remaining(fastest: VariantResult, is_explained: bool = False) -> tuple[Findi
 
 
 def _next_step(found: Cause, variant: VariantResult, is_named: bool) -> tuple[Finding, ...]:
-    """The next step against a loss."""
+    """The next step against a loss; empty where nothing is known to do."""
+    if not found.has_advice:
+        return ()
     where = None if is_named else variant_label(variant)
     return (advice_finding(found, advice(found, variant), variant.id, where),)
 
@@ -364,7 +369,8 @@ def advice(found: Cause, variant: VariantResult) -> str:
     has_no_other_split = variant.split_name == "balanced" or of_program
     strategy = STRATEGIES[variant.strategy]
     of_transfer = "transfer-buckets" if _fills_buckets(variant) else strategy.transfer_advice
-    return advice_for(found, not of_program, has_no_other_split, of_transfer)
+    in_use = {remedy for rank in variant.ranks for remedy in rank.cpu.remedies}
+    return advice_for(found, not of_program, has_no_other_split, of_transfer, in_use)
 
 
 SMALLEST_BUCKET_GIB = 1 / 1024

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from gpurun.launcher.findings.finding import Finding, finding
 from gpurun.launcher.findings.finding_kinds import ADVICE
 from gpurun.launcher.findings.trace_cases import GAPS, NOT_RECORDED
-from gpurun.launcher.trace.model import Remedy, Saving, StragglerReport
+from gpurun.launcher.trace.model import CpuFacts, Remedy, Saving, StragglerReport
 from gpurun.launcher.units import format_ms, listed
 
 MENTION_FROM = 0.05
@@ -74,6 +74,10 @@ OF_HOST: tuple[Part, ...] = ("host", "python", "outside", "unseen", "unread", "u
 _WAITS: tuple[Part, ...] = ("split", "straggler", "bubble")
 WITHOUT_ADVICE: tuple[Part, ...] = ("tail",)
 """Parts whose reason isn't known."""
+IN_STACKS = "in-stacks"
+"""The case of time outside of operators where the trace has Python's stacks."""
+_FUNCTIONS: Mapping[Part, str] = {"input": "data", "gaps": "other", **dict.fromkeys(OF_HOST, "host")}
+"""Which of `CpuFacts.functions` a part passes in."""
 EVERY_RANK = "every rank"
 PINNED, OF_DEVICE = "pinned memory", "the device's own memory"
 
@@ -182,9 +186,37 @@ class Cause:
         return self.part in _WAITS
 
     @property
+    def has_advice(self) -> bool:
+        """Whether it is known what may be done about it: not of waiting for no rank in particular."""
+        is_unknown = self.part in WITHOUT_ADVICE or (self.part == "straggler" and not self.ranks)
+        return not is_unknown and self.figures.get("case") != IN_STACKS
+
+    @property
     def text(self) -> str:
         """`rank 1 waits 19 % of its step (11.2 of 60.1 ms) for rank 0's larger batch`."""
         return cause_finding(self).text
+
+
+def with_cpu(cause: Cause, rank: CpuFacts, ranks: Sequence[CpuFacts]) -> Cause:
+    """With the function, operator or call that the CPU is in; of every rank, where all have the same.
+
+    Args:
+        cause: what takes the time.
+        rank: the facts of the rank that works longest.
+        ranks: those of all ranks.
+    """
+    is_every = cause.figures.get("who") == EVERY_RANK
+    functions = {
+        each.functions.get(_FUNCTIONS.get(cause.part, "")) for each in (ranks if is_every else (rank,))
+    }
+    figures = {**cause.figures, "function": functions.pop() if len(functions) == 1 else None}
+    if cause.part == "outside" and rank.has_stacks:
+        figures["case"] = IN_STACKS
+    if cause.part == "host" and not is_every:
+        figures["operator"] = rank.computes_in
+    if cause.part == "gaps" and rank.blocked_in:
+        figures |= {"case": "waiting", "call": rank.blocked_in}
+    return replace(cause, figures=figures)
 
 
 SAVED_AS_LOST = 0.1

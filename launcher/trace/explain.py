@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from math import ceil
 from statistics import fmean
@@ -30,6 +30,7 @@ from gpurun.launcher.trace.causes import (
     cause_finding,
     causes,
     most_lost,
+    with_cpu,
     with_savings,
 )
 from gpurun.launcher.trace.model import (
@@ -47,8 +48,6 @@ OWN_OPERATORS = 0.5
 """Share of the operators' time that a thread works, or waits for a core, if it runs most of them."""
 CPU, NOT_READ = "CPU", "not read"
 """How the device of a rank begins whose trace has no GPU work."""
-IN_STACKS = "in-stacks"
-"""The case of time outside of operators where the trace has Python's stacks."""
 Causes = TypeVar("Causes", IdleCauses, HostWhileIdle)
 _OF_ONE_STRETCH = frozenset({"launch_delay_us", "gpu_span_us"})
 _WITHIN_DEVICE = re.compile(r"DtoD|PtoP|Device -> Device|Memset")
@@ -98,9 +97,8 @@ def _once(found: Sequence[Cause]) -> Cause | None:
 
 
 def _said(cause: Cause, report: TraceReport) -> tuple[Finding, ...]:
-    """A cause, and what to do about it; of waiting for no rank in particular nothing is known."""
-    is_unknown = cause.part in WITHOUT_ADVICE or (cause.part == "straggler" and not cause.ranks)
-    if is_unknown or cause.figures.get("case") == IN_STACKS:
+    """A cause, and what to do about it."""
+    if not cause.has_advice:
         return (cause_finding(cause),)
     in_use = {remedy for rank in report.ranks for remedy in rank.cpu.remedies}
     return (cause_finding(cause), advice_finding(cause, advice_for(cause, in_use=in_use)))
@@ -163,22 +161,17 @@ def trace_causes(report: TraceReport) -> list[Cause]:
     )
     rank, mean = next(each for each in _means(report) if each[0].rank == slowest)
     whole = whole_ranks(report.ranks)
-    found = [_named(cause, rank, mean, _function(cause, rank, whole)) for cause in causes(measured)]
+    facts = [each.cpu for each in whole]
+    found = [_named(with_cpu(cause, rank.cpu, facts), rank, mean) for cause in causes(measured)]
     return with_savings(found, report.savings, len(whole_ranks(report.ranks)))
 
 
-def _named(cause: Cause, rank: RankTrace, mean: Breakdown, function: str | None) -> Cause:
-    """With the call and function that the CPU is in, the latency, and whether this may be a first step."""
-    figures = {**cause.figures, "function": function}
-    if cause.part == "outside" and rank.cpu.has_stacks:
-        figures["case"] = IN_STACKS
+def _named(cause: Cause, rank: RankTrace, mean: Breakdown) -> Cause:
+    """With the latency, what is done once, and whether this may be a first step."""
+    figures = dict(cause.figures)
     latency_us = mean.idle_by_cause_us.latency
     if cause.part == "host" and figures["who"] != EVERY_RANK and latency_us >= MENTION_FROM * mean.span_us:
         figures["latency_ms"] = latency_us / 1000
-    if cause.part == "host" and figures["who"] != EVERY_RANK:
-        figures["operator"] = rank.cpu.computes_in
-    if cause.part == "gaps" and rank.cpu.blocked_in:
-        figures |= {"case": "waiting", "call": rank.cpu.blocked_in}
     if cause.part != "one_off":
         return replace(cause, figures=figures)
     if rank.one_off:
@@ -187,17 +180,6 @@ def _named(cause: Cause, rank: RankTrace, mean: Breakdown, function: str | None)
     if len(rank.steps) == 1:
         figures["alone"] = "the only step"
     return replace(cause, figures=figures)
-
-
-_FUNCTIONS: Mapping[Part, str] = {"input": "data", "gaps": "other", **dict.fromkeys(OF_HOST, "host")}
-"""Which of `CpuFacts.functions` a part passes in."""
-
-
-def _function(cause: Cause, rank: RankTrace, ranks: Sequence[RankTrace]) -> str | None:
-    """Python's function around most of what a rank loses; of every rank, where all have the same."""
-    of = ranks if cause.figures["who"] == EVERY_RANK else [rank]
-    found = {each.cpu.functions.get(_FUNCTIONS.get(cause.part, "")) for each in of}
-    return found.pop() if len(found) == 1 else None
 
 
 def _means(report: TraceReport) -> list[tuple[RankTrace, Breakdown]]:
@@ -222,15 +204,10 @@ def _rank_time(rank: RankTrace, mean: Breakdown, parts: _Parts, wait_us: float) 
     idle = mean.idle_by_cause_us
     worked_us, queue_us = _thread_us(rank)
     lost_us: dict[Part, float] = {
-        "input": idle.data,
+        **{parts.host if part == "host" else part: us for part, us in idle.by_part.items()},
         parts.copies: mean.exposed_memcpy_us,
-        parts.host: idle.of_launches,
-        "one_off": idle.one_off,
         parts.transfer: mean.exposed_transfer_us,
-        "gaps": idle.other,
         "other_steps": mean.other_steps_us,
-        "unknown": idle.unknown,
-        "tail": idle.tail,
     }
     if parts.host == "outside":  # calls that issue collectives are operators, too
         lost_us["outside"] = max(0.0, idle.of_launches - mean.host_while_idle_us.op)

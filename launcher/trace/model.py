@@ -7,7 +7,7 @@ apply or can't be determined are `None` (`null`), never 0. Some tables are made 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from gpurun.launcher.findings.finding import Finding, of_level
@@ -194,6 +194,11 @@ class CriticalPath:
     """Waits that contradict others or the recorded times, and were left out."""
 
 
+IdlePart = Literal["input", "host", "one_off", "gaps", "unknown", "tail"]
+"""Parts of a step in which the device has nothing to do; `Part` in `causes.py` says more of some of them."""
+IDLE_PARTS: tuple[IdlePart, ...] = get_args(IdlePart)
+
+
 @dataclass(frozen=True)
 class IdleCauses:
     """Idle time of the device by cause; adds up to `idle_us`. Work is launched when the call for it ends."""
@@ -226,6 +231,18 @@ class IdleCauses:
     def of_launches(self) -> float:
         """Nothing was launched that could have started."""
         return self.host + self.unrecorded + self.launching + self.latency
+
+    @property
+    def by_part(self) -> Mapping[IdlePart, float]:
+        """The idle time that a rank loses by itself, by the part of its step that it counts for."""
+        return {
+            "input": self.data,
+            "host": self.of_launches,
+            "one_off": self.one_off,
+            "gaps": self.other,
+            "unknown": self.unknown,
+            "tail": self.tail,
+        }
 
 
 @dataclass(frozen=True)
@@ -381,6 +398,15 @@ class CpuFacts:
     """The remedies that are in use."""
     has_stacks: bool = False
     """Whether Python's functions were recorded, which takes its time."""
+
+    def common(self, other: CpuFacts) -> CpuFacts:
+        """What holds of both, which are other steps of one trace."""
+        return replace(
+            self,
+            functions=dict(sorted(self.functions.items() & other.functions.items())),
+            blocked_in=self.blocked_in if self.blocked_in == other.blocked_in else None,
+            computes_in=self.computes_in if self.computes_in == other.computes_in else None,
+        )
 
 
 @dataclass(frozen=True)

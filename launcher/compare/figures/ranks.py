@@ -11,7 +11,7 @@ from dataclasses import astuple, dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
 from statistics import mean, median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpurun.launcher.compare.figures.recorded import (
     MeasuredVariant,
@@ -26,21 +26,21 @@ from gpurun.launcher.compare.figures.recorded import (
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.findings.finding import Finding, noticed, of_level, relative_to, with_figures
 from gpurun.launcher.machine.accelerators import CPU
-from gpurun.launcher.plan.model import Node, node_of_device
+from gpurun.launcher.plan.model import Node, Variant, node_of_device
 from gpurun.launcher.rundir.control import write_in
 from gpurun.launcher.rundir.files import RunDir, as_json
 from gpurun.launcher.rundir.paths import rank_files
 from gpurun.launcher.rundir.records import MemoryPart, StepRecord
 from gpurun.launcher.stats.core_waiting import mean_of
 from gpurun.launcher.strategies import STRATEGIES
-from gpurun.launcher.trace.model import Bubble, Saving
+from gpurun.launcher.trace.model import IDLE_PARTS, Bubble, CpuFacts, Remedy, Saving
 from gpurun.launcher.units import GIB, Interval, ranks_text
 
 if TYPE_CHECKING:
     from gpurun.launcher.trace.model import Breakdown, RankTrace, StepBreakdown
 
 
-SCHEMA = 15
+SCHEMA = 16
 MOST_OPERATORS = 20
 """The number of operators to keep of each rank, the longest ones."""
 
@@ -86,6 +86,12 @@ class RankBreakdown:
     """The part of idle in which the CPU has given the device nothing to do."""
     one_off_ns: int
     """The part of idle in which the CPU does what it does once: it loads modules, allocates, compiles."""
+    gaps_ns: int
+    """The part of idle in which work was launched, or the CPU waited in a call."""
+    unknown_ns: int
+    """The part of idle before work whose launch the trace doesn't have."""
+    tail_ns: int
+    """The part of idle after the last work."""
     idle_comm_ns: int
     """The part of idle in which a GPU waits for a collective on the CPU."""
     wait_ns: int | None
@@ -125,6 +131,8 @@ class Traced:
     """Ranks in whose traces no GPU works; older files don't say."""
     savings: tuple[Saving, ...] = ()
     """How much shorter a step would be without its parts; not known of a process with several GPUs."""
+    cpu: Mapping[int, CpuFacts] = field(default_factory=dict)
+    """What the CPU does in every one of `steps`, by rank."""
 
     def __post_init__(self) -> None:
         """Refuses times and notes that no trace has: the file may be anyone's, and reports are made of them.
@@ -200,8 +208,28 @@ def _analysed(
     bubbles = {rank: each.bubble for each in stages for rank in each.ranks if each.bubble is not None}
     savings = () if any(rank.devices for rank in ranks) else analysis.report.savings
     return Traced(
-        SCHEMA, stamps, steps, len(common_steps(ranks)), means, notes, operators, bubbles, of_host, savings
+        SCHEMA,
+        stamps,
+        steps,
+        len(common_steps(ranks)),
+        means,
+        notes,
+        operators,
+        bubbles,
+        of_host,
+        savings,
+        _cpu_of(ranks, analysis.cpu_in(set(steps))),
     )
+
+
+def _cpu_of(ranks: Sequence["RankTrace"], cpu: Mapping[int, CpuFacts]) -> dict[int, CpuFacts]:
+    """By rank; of replicas in one process only what holds for all of them."""
+    found = dict(cpu)
+    for rank in ranks:
+        if rank.devices and rank.rank in cpu:
+            facts = replace(cpu[rank.rank], functions={}, blocked_in=None, computes_in=None)
+            found |= {number: facts for number, _ in _replicas(ranks)}
+    return found
 
 
 def of_devices(traced: Traced | None, devices: Sequence[str]) -> Traced | None:
@@ -323,6 +351,7 @@ def mean_breakdown(steps: Sequence[RankBreakdown]) -> RankBreakdown:
 def rank_breakdown(step: "Breakdown") -> RankBreakdown:
     """The stretch in whole nanoseconds, which the trace's µs hold exactly."""
     idle = step.idle_by_cause_us
+    by_part: dict[str, int] = {f"{part}_ns": round(us * 1000) for part, us in idle.by_part.items()}
     return RankBreakdown(
         span_ns=round(step.span_us * 1000),
         compute_ns=round(step.compute_us * 1000),
@@ -331,9 +360,7 @@ def rank_breakdown(step: "Breakdown") -> RankBreakdown:
         exposed_memcpy_ns=round(step.exposed_memcpy_us * 1000),
         other_steps_ns=round(step.other_steps_us * 1000),
         idle_ns=round(step.idle_us * 1000),
-        input_ns=round(idle.data * 1000),
-        host_ns=round(idle.of_launches * 1000),
-        one_off_ns=round(idle.one_off * 1000),
+        **by_part,
         idle_comm_ns=round(idle.comm_wait * 1000),
         wait_ns=None if step.wait_us is None else round(step.wait_us * 1000),
         transfer_ns=None if step.transfer_us is None else round(step.transfer_us * 1000),
@@ -389,6 +416,12 @@ class RankFigures:
     """The part of idle in which the CPU has given the device nothing to do: Python between the operators."""
     one_off_ms: float | None = None
     """The part of idle in which the CPU does what it does once, such as compiling."""
+    gaps_ms: float | None = None
+    """The part of idle in which work was launched, or the CPU waited in a call."""
+    unknown_ms: float | None = None
+    """The part of idle before work whose launch the trace doesn't have."""
+    tail_ms: float | None = None
+    """The part of idle after the last work."""
     wait_ms: float | None = None
     """In collectives until the last rank came, whatever overlaps it; `None` with one rank's trace only."""
     transfer_ms: float | None = None
@@ -396,6 +429,8 @@ class RankFigures:
     exposed_comm_ms: ExposedComm = ExposedComm()
     bubble: Bubble | None = None
     """The bubble of its stage, in the same traced steps; `None` where it is in no pipeline."""
+    cpu: CpuFacts = field(default_factory=CpuFacts)
+    """What its trace shows of the CPU in each of the same steps, and what the job has in use."""
     savings_ms: Mapping[str, float] = field(default_factory=dict)
     """Milliseconds that a traced step would be shorter without a part on all ranks, and, as `rank`, without
     this rank's work beyond that of the others; by a replay, empty where there is none."""
@@ -479,6 +514,7 @@ def _one_rank(
         host=host,
         memory_gib={part: num_bytes / GIB for part, num_bytes in memory.parts.items()} if memory else {},
         reserved_gib=memory.reserved / GIB if memory and memory.reserved is not None else None,
+        cpu=CpuFacts(remedies=remedies_of(measured.variant)),
     )
 
 
@@ -489,6 +525,7 @@ def with_breakdown(figures: RankFigures, traced: Traced | None, alone: bool = Fa
     if traced is None or breakdown is None:  # whether a GPU had work meanwhile isn't known
         return replace(figures, queue_percent=None) if is_gpu else figures
     operators_ns = traced.operators_ns.get(figures.rank, {})
+    idle_ms: dict[str, Any] = {f"{part}_ms": getattr(breakdown, f"{part}_ns") / 1e6 for part in IDLE_PARTS}
     exposed_ms = None if alone else breakdown.exposed_comm_ns / 1e6
     queued = figures.queue_percent
     if queued is not None and is_gpu and breakdown.span_ns:
@@ -503,16 +540,26 @@ def with_breakdown(figures: RankFigures, traced: Traced | None, alone: bool = Fa
         exposed_memcpy_ms=breakdown.exposed_memcpy_ns / 1e6,
         other_steps_ms=breakdown.other_steps_ns / 1e6,
         idle_ms=breakdown.idle_ns / 1e6,
-        input_ms=breakdown.input_ns / 1e6,
-        host_ms=breakdown.host_ns / 1e6,
-        one_off_ms=breakdown.one_off_ns / 1e6,
+        **idle_ms,
         wait_ms=None if breakdown.wait_ns is None else breakdown.wait_ns / 1e6,
         transfer_ms=None if breakdown.transfer_ns is None else breakdown.transfer_ns / 1e6,
         exposed_comm_ms=replace(figures.exposed_comm_ms, trace=exposed_ms),
         operators_ms={name: ns / 1e6 for name, ns in operators_ns.items()},
         bubble=traced.bubbles.get(figures.rank),
         savings_ms=_savings_ms(traced, figures.rank),
+        cpu=_with_remedies(traced.cpu.get(figures.rank, CpuFacts()), figures.cpu.remedies),
     )
+
+
+def _with_remedies(cpu: CpuFacts, in_use: Sequence[Remedy]) -> CpuFacts:
+    return replace(cpu, remedies=tuple(sorted({*cpu.remedies, *in_use})))
+
+
+def remedies_of(variant: Variant) -> tuple[Remedy, ...]:
+    """The remedies that the job itself puts to use."""
+    options = variant.calls.get("compile")
+    is_compiled = variant.compile or (options is not None and not options.get("disable"))
+    return ("torch.compile",) if is_compiled else ()
 
 
 def _savings_ms(traced: Traced, rank: int) -> dict[str, float]:

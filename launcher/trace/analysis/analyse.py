@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -60,6 +61,7 @@ from gpurun.launcher.trace.model import (
     CollectiveReport,
     CollectiveTotal,
     CopyTotal,
+    CpuFacts,
     CriticalPath,
     LaunchTotals,
     PipelineStage,
@@ -98,6 +100,15 @@ class Analysis:
         stages = _kinds(self.ranked, self.matched).stages
         views = tuple(_views(self.ranked, self.matched, 0)) if stages else ()
         return pipeline(_whole(views), stages, self.matched.offsets, steps)
+
+    def cpu_in(self, steps: Set[int]) -> dict[int, CpuFacts]:
+        """What holds of each rank's CPU in every one of these steps."""
+        return {
+            rank: replace(digest.cpu, functions={}, blocked_in=None, computes_in=None)
+            if not steps <= digest.step_cpu.keys()
+            else reduce(CpuFacts.common, (digest.step_cpu[step] for step in steps))
+            for rank, digest in self.ranked.digests
+        }
 
     def of_rank(self, rank: int) -> TraceReport:
         """The report with one rank's figures, and the tables on request of its part alone.

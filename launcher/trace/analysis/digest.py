@@ -9,7 +9,7 @@ work (as when a rank has touched GPU 0 once in addition to its own) isn't counte
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import astuple, dataclass, field, replace
 from functools import reduce
 from itertools import chain
@@ -382,6 +382,8 @@ class RankDevices:
             yield noticed("stray-work", devices=sorted(self.strays))
 
 
+MAX_STEPS = 100
+"""The most steps whose CPU is looked at one by one."""
 MAX_RANKS = 1 << 31
 MAX_SAMPLES = 1 << 31
 MAX_NS = 1 << 53
@@ -455,6 +457,8 @@ class Digest:
     one_off: tuple[NameTime, ...]
     """Work that was done once, longest first."""
     cpu: CpuFacts
+    step_cpu: Mapping[int, CpuFacts]
+    """By the number of the step, of the first `MAX_STEPS`."""
     names: NameTimes
     """The names of all of the file; of the chosen steps, where steps were chosen."""
     step_names: NameTimes
@@ -528,6 +532,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
         tasks = tasks_of(trace, work, once.covered, starved, own_steps)
     noted = (recorded_note(host), *_notes(trace, host, work, no_step))
     recorded, *notes = (with_figures(each, file=str(path)) for each in noted)
+    cpu, step_cpu = _cpu_facts(trace, work, picture, scopes, total)
     return Digest(
         path=path,
         base_ns=trace.base_ns,
@@ -540,7 +545,8 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
         steps=scopes,
         collectives=tuple(each for each in collectives if whole or each.step in kept),
         one_off=tuple(_one_off_times(trace, _within(once, own_steps, total.measure))),
-        cpu=_cpu_facts(trace, work, picture, [each.measure for each in scopes or (total,)]),
+        cpu=cpu,
+        step_cpu=step_cpu,
         names=names[0],
         step_names=names[-1],
         replayed=ReplayedSteps(tuple(x.number for x in own_steps), tasks) if tasks and not why else why,
@@ -561,21 +567,29 @@ def _all_names(trace: Trace) -> Iterator[str]:
 
 
 def _cpu_facts(
-    trace: Trace, work: Launched, picture: _GpuPicture | _CpuPicture, shown: Sequence[Measure]
-) -> CpuFacts:
-    """What the CPU does in the idle time that is shown."""
-    starts, ends = (np.array([getattr(each, name) for each in shown]) for name in ("start", "end"))
-    window = union(starts, ends)
+    trace: Trace, work: Launched, picture: _GpuPicture | _CpuPicture, scopes: Sequence[Scope], total: Scope
+) -> tuple[CpuFacts, dict[int, CpuFacts]]:
+    """What the CPU does in the idle time of all steps, and of each; without steps, of all of the trace."""
+    spans = [(each.measure.start, each.measure.end) for each in scopes or (total,)]
+    window = union(*np.array(spans).T)
     idle = picture.idle(window)
     of_launches = reduce(Intervals.join, (idle[cause] for cause in ("host", "launching", "latency")))
     parts = {"host": of_launches, "data": idle["data"], "other": idle["other"]}
-    return CpuFacts(
-        LoopFunctions.of(trace, work).around(parts, window) if len(trace.functions) else {},
-        picture.blocked_in(idle["other"]),
-        picture.computes_in(of_launches),
-        tuple(name for name, shows in IN_USE.items() if any(map(shows.match, _all_names(trace)))),
-        trace.has_stacks,
-    )
+    remedies = tuple(name for name, shows in IN_USE.items() if any(map(shows.match, _all_names(trace))))
+    functions = LoopFunctions.of(trace, work) if len(trace.functions) else None
+
+    def facts(start_ns: int, end_ns: int) -> CpuFacts:
+        inside = {name: part.clip(start_ns, end_ns) for name, part in parts.items()}
+        return CpuFacts(
+            functions.around(inside, window.clip(start_ns, end_ns)) if functions else {},
+            picture.blocked_in(inside["other"]),
+            picture.computes_in(inside["host"]),
+            remedies,
+            trace.has_stacks,
+        )
+
+    by_step = {each.step or 0: facts(*span) for each, span in zip(scopes[:MAX_STEPS], spans, strict=False)}
+    return facts(min(spans)[0], max(end for _, end in spans)), by_step
 
 
 def _window(host: list[HostStep], steps: list[Step], kept: list[int]) -> tuple[int, int]:

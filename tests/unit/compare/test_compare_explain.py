@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 
 from gpurun.launcher.compare.build import compare_run
-from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures, disagreement
+from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures, disagreement, remedies_of
 from gpurun.launcher.compare.model import Difference, StepTime, VariantResult
 from gpurun.launcher.compare.notes import never_communicate
 from gpurun.launcher.compare.variant_causes import cause as said_of
 from gpurun.launcher.compare.variant_causes import largest_loss, losses, main_cause, remaining, why_slower
 from gpurun.launcher.jobfile.kinds import JOB_KINDS
+from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.trace.model import CpuFacts, Remedy
 from gpurun.launcher.units import more_speed
 from tests.known import known
 from tests.unit.compare.test_compare_summary import result, sentence
@@ -97,6 +99,68 @@ def test_a_gpu_waits_for_the_host_as_long_as_timed_steps_do(traced_ms: float, wo
     """As on an H100: a trace makes the host slower, and so only the GPU's wait for it longer."""
     one = replace(rank(0, 16, traced_ms, host=traced_ms - 4.83), device="cuda:0", step_ms=8.52, cpu_ms=None)
     wording(*(each.text for each in remaining(variant("single", (16,), 8.52, one))))
+
+
+@pytest.mark.parametrize(
+    ("device", "remedies", "advice"),
+    [
+        ("cuda", (), "larger batches, torch.compile or CUDA graphs."),
+        ("cuda", ("torch.compile",), "larger batches or CUDA graphs."),
+        ("cuda", ("CUDA graphs",), "larger batches or torch.compile."),
+        ("cuda", ("CUDA graphs", "torch.compile"), "larger batches."),
+        ("cpu", (), "larger batches, fewer operators, or torch.compile."),
+        ("cpu", ("torch.compile",), "larger batches, or fewer operators."),
+    ],
+)
+def test_what_is_in_use_is_not_advised(device: str, remedies: tuple[Remedy, ...], advice: str) -> None:
+    one = replace(rank(0, 16, 65.0, host=30.0), device=f"{device}:0", cpu=CpuFacts(remedies=remedies))
+    *_, said = remaining(variant("single", (16,), 65.0, one))
+    assert said.text == f"try {advice}".removesuffix(".")
+
+
+@pytest.mark.parametrize(
+    ("changes", "in_use"),
+    [
+        ({}, ()),
+        ({"compile": True}, ("torch.compile",)),
+        ({"calls": {"compile": {}}}, ("torch.compile",)),
+        ({"calls": {"compile": {"disable": True}}}, ()),
+        ({"calls": {"autocast": {}}}, ()),
+    ],
+)
+def test_a_job_says_itself_whether_it_compiles(changes: dict[str, Any], in_use: tuple[Remedy, ...]) -> None:
+    planned = Variant(id="v", devices=("cpu:0",), split=(8,), split_name="even", varied={}, **changes)
+    assert remedies_of(planned) == in_use
+
+
+@pytest.mark.parametrize("has_stacks", [False, True])
+def test_stacks_are_asked_for_where_the_trace_has_none(has_stacks: bool) -> None:
+    """Of a CPU whose thread isn't known to be in Python, only they say what runs."""
+    facts = CpuFacts({"host": "read_all (io.py:7)"} if has_stacks else {}, has_stacks=has_stacks)
+    one = replace(rank(0, 16, 65.0, host=30.0), cpu_ms=None, thread_cpu_ms=None, cpu=facts)
+    found = [each.text for each in remaining(variant("single", (16,), 65.0, one))]
+    assert ("lack Python's stacks" in found[0], len(found)) == (not has_stacks, 1 if has_stacks else 2)
+    assert found[0].endswith("outside of operators, for most of it in read_all (io.py:7)") == has_stacks
+    assert ("profile: {stacks: true}" in found[-1]) != has_stacks
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ("tail", "after its last work, when the CPU launches no more"),
+        ("gaps", "in gaps between work already launched"),
+        ("unknown", "in gaps; the traces lack launches, which would show why"),
+        ("other_steps", "in work of other steps alone"),
+    ],
+)
+def test_what_isn_t_the_hosts_is_named_apart(part: str, said: str) -> None:
+    """Of a GPU that also waits for the CPU, for far less."""
+    times: dict[str, Any] = {f"{part}_ms": 30.0, "host_ms": 5.0}
+    one = replace(rank(0, 16, 65.0), device="cuda:0", compute_ms=30.0, **times)
+    found, *advice = [each.text for each in remaining(variant("single", (16,), 65.0, one))]
+    assert said in found
+    assert bool(advice) == (part != "tail")
+    assert "larger batches" not in "".join(advice)
 
 
 @pytest.mark.parametrize("part", ["input", "host"])

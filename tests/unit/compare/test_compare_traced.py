@@ -20,13 +20,13 @@ from gpurun.launcher.compare.figures.ranks import (
 )
 from gpurun.launcher.compare.variant_causes import largest_loss, losses
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.trace.model import Bubble
+from gpurun.launcher.trace.model import Bubble, CpuFacts
 from tests.known import known
 from tests.unit.compare.test_compare_explain import rank as rank_figures
 from tests.unit.compare.test_compare_explain import variant
 from tests.unit.compare.test_compare_summary import result, sentence
 from tests.unit.trace.several_ranks.generated_job import Job
-from tests.unit.trace.trace_files import kernel, launch, rank_info, span, step, write
+from tests.unit.trace.trace_files import Event, kernel, launch, rank_info, span, step, write
 from tests.wording import Wording
 
 RING = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
@@ -246,10 +246,65 @@ def test_a_step_with_long_waiting_is_as_good_as_another(tmp_path: Path) -> None:
     assert traced.ranks[1].exposed_wait_ns == (30_000 + 42_000) // 2
 
 
+def steps_of(run: RunDir, wait_us: dict[int, float], *others: Event, tail_us: float = 0) -> None:
+    """A kernel, nothing for so long until the next is launched, and nothing for `tail_us` after that."""
+    events = [*others]
+    for number, us in wait_us.items():
+        begin = 20_000 * number
+        events += [
+            step(number, begin, us + 1_000 + tail_us),
+            span("cpu_op", "aten::mm", begin, 5),
+            launch(begin, 5, 2 * number),
+            kernel("gemm", begin + 5, 495, 2 * number),
+            launch(begin + us + 495, 5, 2 * number + 1),
+            kernel("gemm", begin + us + 500, 500, 2 * number + 1),
+        ]
+    run.trace("v", 0).parent.mkdir(parents=True, exist_ok=True)
+    write(run.trace("v", 0), events, **rank_info(0, 1))
+
+
+def test_time_after_the_last_work_is_a_part_of_its_own(tmp_path: Path) -> None:
+    steps_of(RunDir(tmp_path), {1: 100}, tail_us=2_000)
+    found = known(read_traced(RunDir(tmp_path), "v")).ranks[0]
+    assert (found.tail_ns, found.host_ns, found.idle_ns) == (2_000_000, 105_000, 2_105_000)
+    figures = RankFigures(0, "cuda:0", 4, 3.1, {}, None, None)
+    most = known(largest_loss((with_breakdown(figures, read_traced(RunDir(tmp_path), "v")),)))
+    assert (most.part, most.lost_ns, most.has_advice) == ("tail", 2e6, False)
+
+
+def function(name: str, start_us: float, end_us: float) -> Event:
+    return span("python_function", name, start_us, end_us - start_us)
+
+
+def test_what_the_cpu_does_is_that_of_the_steps_that_count(tmp_path: Path) -> None:
+    """The step in which a checkpoint is saved is long, and left out."""
+    pads = [function("t.py(5): pad", begin + 510, begin + 900) for begin in (20_000, 40_000)]
+    save = function("t.py(9): save", 60_510, 69_900)
+    compiled = kernel("triton_poi_fused_add_0", 20_995, 5, 3)
+    steps_of(RunDir(tmp_path), {1: 500, 2: 500, 3: 9_500}, *pads, save, compiled)
+    traced = known(read_traced(RunDir(tmp_path), "v"))
+    assert traced.steps == (1, 2)
+    assert traced.cpu[0] == CpuFacts({"host": "pad (t.py:5)"}, remedies=("torch.compile",), has_stacks=True)
+    assert read_traced(RunDir(tmp_path), "v") == traced
+    figures = with_breakdown(RankFigures(0, "cuda:0", 4, 3.5, {}, None, None), traced)
+    assert figures.cpu == traced.cpu[0]
+    own = replace(figures, cpu=CpuFacts(remedies=("CUDA graphs",)))  # as the job says
+    assert with_breakdown(own, traced).cpu.remedies == ("CUDA graphs", "torch.compile")
+    host = next(each for each in losses((figures,)) if each.part == "host")
+    assert host.text.endswith("waiting for the CPU to launch work, for most of it in pad (t.py:5)")
+
+
+def test_a_function_of_one_step_only_is_not_named(tmp_path: Path) -> None:
+    steps_of(RunDir(tmp_path), {1: 500, 2: 500}, function("t.py(5): pad", 20_510, 20_900))
+    traced = known(read_traced(RunDir(tmp_path), "v"))
+    assert traced.steps in ((1,), (2,))
+    assert traced.cpu[0].functions == ({"host": "pad (t.py:5)"} if traced.steps == (1,) else {})
+
+
 def test_the_figures_of_a_rank_are_those_of_its_trace() -> None:
     figures = RankFigures(0, "cpu:0", 4, 1.0, {}, None, None)
     assert with_breakdown(figures, None) == figures
-    breakdown = RankBreakdown(10, 3, 3, 1, 0, 1, 3, 1, 1, 0, 1, None, None)
+    breakdown = RankBreakdown(10, 3, 3, 1, 0, 1, 3, 1, 1, 0, 0, 0, 0, 1, None, None)
     traced = Traced(1, {}, (1,), 1, {0: breakdown}, ())
     found = with_breakdown(figures, traced)
     assert (found.span_ms, found.input_ms, found.host_ms, found.wait_ms) == (1e-5, 1e-6, 1e-6, None)
@@ -300,7 +355,7 @@ def test_of_ranks_that_are_alike_without_communication_the_awaited_one_is_the_sl
 def test_a_gpu_that_has_work_is_not_slowed_by_a_rank_that_waits_for_a_core(
     device: str, percent: float
 ) -> None:
-    breakdown = RankBreakdown(100, 90, 0, 0, 0, 0, 10, 0, 10, 0, 0, None, None)
+    breakdown = RankBreakdown(100, 90, 0, 0, 0, 0, 10, 0, 10, 0, 0, 0, 0, 0, None, None)
     traced = Traced(1, {}, (1,), 1, {0: breakdown}, ())
     waiting = RankFigures(0, device, 8, None, {}, None, None, queue_percent=40.0)
     assert with_breakdown(waiting, traced).queue_percent == percent
