@@ -123,6 +123,9 @@ def run_improve(
     record = path / IMPROVEMENT
     known = read_json(record, Improvement) if record.exists() else None
     if known is not None and known.complete:
+        wants_more = budget_s not in (None, known.budget_s) or (numerics and not known.numerics)
+        if wants_more or allows_other_random_numbers:
+            raise SpecError(f"the search in {path} has ended: begin again without --resume for other options")
         return known, None
     budget_s = known.budget_s if known else budget_s or BUDGET_S
     numerics = known.numerics if known else numerics
@@ -430,8 +433,8 @@ def then_most(search: RemedySearch, kept: Sequence[Candidate], launch_s: float) 
     if search.left_s < 2 * launch_s:
         return ""
     search.say("3 of 3: what then takes most of a step")
-    size = (f"steps={{launches: 1, limit: {first_steps(search)}}}", f"profile.steps={TRACED}", "until=fixed")
-    stage = search.stage("4-kept", [tuple(kept)], *size)
+    size = search.size(1, first_steps(search))
+    stage = search.stage("4-kept", [tuple(kept)], *size, f"profile.steps={TRACED}")
     return why_of(stage, shares_of(stage.of(0)))
 
 

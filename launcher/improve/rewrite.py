@@ -27,7 +27,7 @@ from gpurun.launcher.errors import SpecError, unwritable
 from gpurun.launcher.jobfile.yaml.describe import flow_text
 from gpurun.launcher.jobfile.yaml.tree import parse_source
 from gpurun.launcher.machine.accelerators import ACCELERATORS
-from gpurun.launcher.machine.git import top_directory, uninterrupted
+from gpurun.launcher.machine.git import is_tracked, uninterrupted
 from gpurun.launcher.rundir.files import replacing
 from gpurun.launcher.rundir.improvement import CallChange
 
@@ -472,9 +472,9 @@ def _check(path: Path, old: bytes, force: bool) -> None:
         raise SpecError(f"can't read {path}: {error.strerror}; start `gpurun improve` again") from None
     if not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK | os.X_OK)):
         raise SpecError(f"you may not write {path}; allow it with chmod u+w, or apply the diff elsewhere")
-    if not force and top_directory(path.parent) is None:
+    if not force and not is_tracked(path):
         raise SpecError(
-            f"{path} is in no git repository, so nothing could undo the change; add --force to write it"
+            f"git doesn't track {path}, so nothing could undo the change; add --force to write it"
         )
 
 

@@ -63,6 +63,11 @@ def top_directory(directory: Path) -> Path | None:
     return Path(found.out) if found.code == 0 and found.out else None
 
 
+def is_tracked(path: Path) -> bool:
+    """Whether git has a version of a file."""
+    return git(path.parent, "ls-files", "--error-unmatch", "--", path.name).code == 0
+
+
 def commit_of(directory: Path, ref: str = "HEAD") -> str | None:
     """The commit that a ref names, in full; `None`: there is none."""
     found = git(directory, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")

@@ -83,6 +83,10 @@ def improve(
     from gpurun.launcher.rundir.paths import check_writable
 
     quit_on_interrupt()
+    if resume is not None and (words or module is not None):
+        raise SpecError("--resume goes on with the program of that search: leave it and its arguments out")
+    if module is not None and words[:1] and words[0].endswith(".py"):
+        raise SpecError(f"give {words[0]} or -m {module}, not both; a module's arguments follow --")
     if resume is None and module is None and not words:
         raise SpecError(
             "missing argument SCRIPT.py or JOB.yaml; or run a module: gpurun improve -m package.train"
@@ -185,6 +189,9 @@ def apply(found: Any, given: Any, yes: bool, force: bool) -> None:
     from gpurun.launcher.improve.improve import changes_to_write
     from gpurun.launcher.improve.rewrite import write_changes
 
+    here = Path.cwd()
+    if not (here.is_relative_to(given.directory) or given.directory.is_relative_to(here)):
+        raise SpecError(f"{found.name} was measured in {given.directory}: --write works there only")
     changes = changes_to_write(found, given.directory)
     if not yes:
         if not sys.stdin.isatty():

@@ -41,7 +41,8 @@ def answer(found: Improvement, name: str) -> list[tuple[str, str]]:
     """The three lines by their labels."""
     resume, num = f"gpurun improve --resume {name}", len(found.remedies)
     others = [
-        f"{each.code} draws other random numbers ({time_text(each)}): --allow-other-random-numbers"
+        f"{each.code} draws other random numbers ({time_text(each)}): begin again with "
+        "--allow-other-random-numbers"
         for each in found.remedies
         if each.verdict == "other random numbers" and (each.percent or 0.0) < 0
     ]
@@ -64,7 +65,7 @@ def answer(found: Improvement, name: str) -> list[tuple[str, str]]:
     is_open = any(each.verdict == "undecided" and each.percent is not None for each in found.tried)
     is_open |= any(each.why == NO_TIME for each in found.remedies)
     minutes = math.ceil((found.needs_s or 2 * found.budget_s) / 60)
-    then = "; ".join((*others, *([f"try --budget {minutes}m"] if is_open else [])))
+    then = "; ".join((*others, *([f"begin again with --budget {minutes}m"] if is_open else [])))
     return [("Answer", text), ("Why", found.why), ("Next", then if found.complete else resume)]
 
 

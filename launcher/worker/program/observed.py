@@ -27,12 +27,14 @@ FIRST_STEPS = 10
 """Steps in which DDP records unused parameters every time; none of them counts."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _CHANGES = {
-    "os.rename": 2, "os.remove": 1, "os.rmdir": 1, "os.mkdir": 1, "os.truncate": 1, "os.link": 2,
-    "os.symlink": 2, "sqlite3.connect": 1,
+    "os.rename": ((0, 2), (1, 3)), "os.remove": ((0, 1),), "os.rmdir": ((0, 1),), "os.mkdir": ((0, 2),),
+    "os.truncate": ((0, None),), "os.link": ((0, 2), (1, 3)), "os.symlink": ((1, 2),),
+    "shutil.rmtree": ((0, 1),), "sqlite3.connect": ((0, None),),
 }  # fmt: skip
-"""Audit events that change files, with how many of their arguments are paths; `shutil` causes them too.
+"""Audit events that change files: by which arguments, each with that of the directory it is relative to.
 Source: CPython, "Audit events table".
 """
+_REMOVES = ("os.remove", "os.rmdir", "shutil.rmtree")
 _ALWAYS = ("/dev/", "/proc/", "/sys/")
 _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_HOME", "HF_HOME", "XDG_CACHE_HOME")
 _MADE_AGAIN = ("/__pycache__/", "/torchinductor_", "/.triton/", "/.cache/")
@@ -51,6 +53,8 @@ class Writes:
 
     job_dir: str
     run_dir: str
+    began_s: float = 0.0
+    """When the launch began, in unix time."""
     found: set[str] = field(default_factory=set)
     _is_active: bool = True
     _passed: set[str] = field(default_factory=set)
@@ -78,9 +82,13 @@ class Writes:
         if event == "open":
             if isinstance(args[2], int) and args[2] & _WRITES:
                 self.add(args[0])
-        elif num_paths := _CHANGES.get(event):
-            for path in args[:num_paths]:
-                self.add(path, must_exist=event in ("os.remove", "os.rmdir"), is_new=event == "os.mkdir")
+        elif event in _CHANGES:
+            for number, base in _CHANGES[event]:
+                directory = args[base] if base is not None and base < len(args) else None
+                path = args[number]
+                if isinstance(directory, int) and directory >= 0 and not isinstance(path, int):
+                    path = os.path.join(os.readlink(f"/proc/self/fd/{directory}"), os.fsdecode(path))
+                self.add(path, must_exist=event in _REMOVES, is_new=event == "os.mkdir")
 
     def add(self, name: Any, must_exist: bool = False, is_new: bool = False) -> None:
         """Notes a file unless it is one that any program may write.
@@ -110,10 +118,21 @@ class Writes:
         if path.startswith((*_ALWAYS, f"{self.run_dir}{os.sep}")) or path == self.run_dir:
             return True
         is_own = path.startswith(f"{self.job_dir}{os.sep}")
-        shared = self._caches if is_own else (*self._caches, self._temporary, "/tmp")
-        # Of a file without a name, its directory is opened.
-        is_shared = any(f"{path}{os.sep}".startswith(f"{each}{os.sep}") for each in shared)
-        return is_shared or any(part in path for part in _MADE_AGAIN)
+        if _is_below(path, self._caches) or any(part in path for part in _MADE_AGAIN):
+            return True
+        return not is_own and _is_below(path, (self._temporary, "/tmp")) and self._is_of_launch(path)
+
+    def _is_of_launch(self, path: str) -> bool:
+        """Whether it is new or made by this launch; a temporary file without a name opens its directory."""
+        try:
+            found = os.lstat(path)
+        except FileNotFoundError:
+            return True
+        return path in (self._temporary, "/tmp") or found.st_ctime >= self.began_s
+
+
+def _is_below(path: str, directories: Iterable[str]) -> bool:
+    return any(f"{path}{os.sep}".startswith(f"{each}{os.sep}") for each in directories)
 
 
 @dataclass
@@ -205,6 +224,7 @@ class Observer:
             hooks.enter_context(self.losses.watch())
             if self.config.profile is not None:
                 hooks.enter_context(self.places.watch())
+            self.writes.began_s = self.run.launch_config(self.config.launch).stat().st_mtime
             hooks.enter_context(self.writes.watch())
             hooks.callback(register_optimizer_step_post_hook(lambda *_: self._stepped()).remove)
         return hooks

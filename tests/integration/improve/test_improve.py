@@ -67,18 +67,31 @@ def test_what_helps_is_kept_proven_and_written(tmp_path: Path) -> None:
     assert "has changed since it was measured" in again.err
 
 
-def test_a_program_that_writes_where_its_launches_meet_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, "train.py", SLOW)
-    text = (tmp_path / "train.py").read_text().replace("optimizer.step()", "optimizer.step(); save()")
-    saves = 'def save():\n    torch.save(model.state_dict(), "last.pt")\n\nfor batch'
-    (tmp_path / "train.py").write_text(text.replace("for batch", saves))
+@pytest.mark.parametrize(
+    ("statement", "named"),
+    [
+        ('torch.save(model.state_dict(), "last.pt")', "job/last.pt"),
+        ('__import__("shutil").rmtree("../job/run")', "job/run"),
+        ('open("../elsewhere.pt", "w").close()', "elsewhere.pt"),  # below /tmp, but not of this launch
+    ],
+)
+def test_a_program_that_writes_where_its_launches_meet_is_refused(
+    tmp_path: Path, statement: str, named: str
+) -> None:
+    job = tmp_path / "job"
+    (job / "run").mkdir(parents=True)
+    write(job, "train.py", SLOW)
+    text = (job / "train.py").read_text().replace("optimizer.step()", "optimizer.step(); save()")
+    (job / "train.py").write_text(text.replace("for batch", f"def save():\n    {statement}\n\nfor batch"))
+    kept = [job / "last.pt", job / "run/epoch1.pt", tmp_path / "elsewhere.pt"]
+    for path in kept:
+        path.write_text("two weeks of training")
     line = ("improve", "train.py", "--devices", "cpu:1", "--budget", "1m", "--out", "found")
-    (tmp_path / "last.pt").write_text("two weeks of training")
-    refused = gpurun(tmp_path, *line).ended(2)
-    assert (tmp_path / "last.pt").read_text() == "two weeks of training"
-    assert f"train.py writes to {tmp_path / 'last.pt'}" in refused.err
+    refused = gpurun(job, *line).ended(2)
+    assert [path.read_text() for path in kept] == ["two weeks of training"] * 3
+    assert f"train.py writes to {tmp_path / named}" in refused.err
     assert "$GPURUN_LAUNCH_DIR" in refused.err
-    assert json.loads((tmp_path / "found/improve.json").read_text())["complete"] is False
+    assert json.loads((job / "found/improve.json").read_text())["complete"] is False
 
 
 def test_gradients_that_accumulation_sends_each_time_are_advised_on_by_line(tmp_path: Path) -> None:

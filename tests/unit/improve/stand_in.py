@@ -154,6 +154,7 @@ class StandInSearch(RemedySearch):
     def stage(self, name: str, sets: Sequence[Set], *overrides: str, seeds_steps: bool = False) -> Any:
         words = re.findall(r"launches: (\d+), (?:limit|rounds): (\d+)", " ".join(overrides))
         launches, steps = map(int, words[0])
+        assert not (self.program.keys and "limit" in " ".join(overrides)), "a workload has rounds"
         found = StandInStage(self, sets, launches, steps, seeds_steps)
         self.program.stages.append((name, found.sets))
         self.spent_s = self.program.spent_s = self.spent_s + self.program.launch_s * len(sets) * launches

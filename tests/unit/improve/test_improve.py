@@ -90,7 +90,7 @@ def test_where_launches_are_shorter_than_expected_more_is_tried(tmp_path: Path) 
 def test_where_there_was_no_time_for_all_a_larger_budget_is_proposed(tmp_path: Path) -> None:
     found = searched(StandIn(launch_s=4.0), tmp_path, budget_s=30.0)
     assert any(each.why == NO_TIME for each in found.remedies)
-    assert any("try --budget 1m" in line for line in improve_lines(found, "found"))
+    assert any("begin again with --budget 1m" in line for line in improve_lines(found, "found"))
 
 
 def test_a_search_that_has_only_begun_says_nothing_of_remedies() -> None:

@@ -573,6 +573,8 @@ def placed(root: Path, number: int = 0) -> dict[Path, tuple[bytes, bytes]]:
     for name, contents in CHANGES.items():
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_bytes(contents[number])
+    if not number:
+        run(root, "git", "add", ".")
     return {root / name: contents for name, contents in CHANGES.items()}
 
 
@@ -628,6 +630,7 @@ def test_changes_are_written_and_modes_stay(repository: Path) -> None:
 def test_the_owner_stays(repository: Path) -> None:
     path = repository / "train.py"
     path.write_bytes(b"a\n")
+    run(repository, "git", "add", ".")
     os.chown(path, 4242, 4343)
     path.chmod(0o640)
     write_changes({path: (b"a\n", b"b\n")}, repository)
@@ -649,12 +652,17 @@ def test_nothing_is_written_if_one_file_has_changed(repository: Path) -> None:
     assert (repository / "train.py").read_bytes() == CHANGES["train.py"][0]
 
 
+def test_what_git_has_no_version_of_must_be_forced(repository: Path) -> None:
+    (repository / "train.py").write_bytes(b"a")
+    refused({repository / "train.py": (b"a", b"b")}, repository, "git doesn't track .*--force")
+
+
 def test_without_git_it_must_be_forced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
     path = tmp_path / "plain" / "train.py"
     path.parent.mkdir()
     path.write_bytes(b"a")
-    refused({path: (b"a", b"b")}, tmp_path, "in no git repository.*--force")
+    refused({path: (b"a", b"b")}, tmp_path, "git doesn't track .*--force")
     write_changes({path: (b"a", b"b")}, tmp_path, force=True)
     assert path.read_bytes() == b"b"
 
@@ -696,6 +704,7 @@ def test_a_link_inside_of_the_root_and_to_the_root_is_followed(repository: Path,
     (tmp_path / "alias").symlink_to(repository)
     path = tmp_path / "alias/code/train.py"
     assert "+++ b/src/train.py\n" in diff_text({path: (b"a\n", b"b\n")}, repository)
+    run(repository, "git", "add", ".")
     write_changes({path: (b"a\n", b"b\n")}, repository)
     assert (repository / "src/train.py").read_bytes() == b"b\n"
 
