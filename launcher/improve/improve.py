@@ -55,6 +55,7 @@ from gpurun.launcher.run.open import (
 )
 from gpurun.launcher.rundir.files import read_json, write_json
 from gpurun.launcher.rundir.improvement import (
+    NO_TIME,
     SCHEMA,
     Advice,
     CallChange,
@@ -219,7 +220,8 @@ def improved(
         tried |= {code: each for code, each in verdicts.items() if each.verdict != "kept"}
         start = keep(replace(start, remedies=results(rows, search, tried)))
         chosen = kept
-    return keep(replace(start, remedies=results(rows, search, tried), complete=True))
+    late = {row.code: replace(tried[row.code], why=tried[row.code].why or NO_TIME) for row in waiting}
+    return keep(replace(start, remedies=results(rows, search, tried | late), complete=True))
 
 
 def discovered(search: RemedySearch) -> Stage:
@@ -296,6 +298,11 @@ def notes_on(first: Stage) -> list[str]:
     losses = first.losses(0)
     if not any(losses):
         return ["no loss was seen where `backward` is called: nothing is tried, as it may train otherwise"]
+    if differ([run[:1] for run in losses]):
+        return [
+            "two runs as it is begin with other losses: it goes on from its own checkpoint, or draws without "
+            "a seed; nothing is judged by bits"
+        ]
     if differ(losses):
         return ["two runs of the program as it is have other losses: nothing is judged by bits"]
     return []

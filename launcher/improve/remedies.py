@@ -136,7 +136,7 @@ REMEDIES: tuple[Remedy, ...] = (
         {"num_workers": 2, "persistent_workers": True},
         "input",
         group="workers",
-        fits=_reads_by_itself,
+        fits=lambda given, around: _workers(given) in ("0", "1"),
         draws_otherwise=True,
         keys={"workers": 2},
         source=_DATA,

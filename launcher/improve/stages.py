@@ -168,7 +168,7 @@ class RemedySearch:
             raise SpecError(
                 f"{self.name} writes to {', '.join(written[:3])}{more}, which was prevented, as its "
                 "launches would meet there\n    have it write to $GPURUN_LAUNCH_DIR, its own in each launch: "
-                " `{launch_dir}` in its arguments stands for it"
+                "`{launch_dir}` in its arguments stands for it"
             )
 
     @property

@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -213,8 +213,9 @@ class ProgramCommand(click.Command):
 def without_launcher(words: Sequence[str]) -> Problem:
     """What to write instead of a line that begins with another launcher."""
     first, rest = Path(words[0]).name, list(words[1:])
-    if first == "torchrun" or rest[:2] in _MODULES_OF_TORCHRUN:
-        line = rest if first == "torchrun" else rest[2:]
+    as_module = [*dropwhile(lambda word: word.startswith("-") and word != "-m", rest)]
+    if first == "torchrun" or as_module[:2] in _MODULES_OF_TORCHRUN:
+        line = rest if first == "torchrun" else as_module[2:]
         return Problem(f"`{first}` has its own command", f"gpurun torchrun {shlex.join(line)}")
     at = next((number for number, word in enumerate(rest) if word.endswith(".py")), None)
     program, args = ("train.py", []) if at is None else (rest[at], rest[at + 1 :])
@@ -222,7 +223,10 @@ def without_launcher(words: Sequence[str]) -> Problem:
     said = re.search(r"--num[_-](?:processes|gpus)[= ](\d+)", " ".join(rest[:at]))
     if said:
         whole = shlex.join([program, *args])
-        return Problem(f"`{first}` has no place here", f"gpurun torchrun --nproc-per-node {said[1]} {whole}")
+        options = {word.partition("=")[0].replace("_", "-") for word in rest[:at] if word.startswith("--")}
+        lost = sorted(options - NUM_PROCESSES - {"--multi-gpu", "--num-machines"})
+        text = f"`{first}` has no place here" + (f"; this line leaves out {', '.join(lost)}" if lost else "")
+        return Problem(text, f"gpurun torchrun --nproc-per-node {said[1]} {whole}")
     text = f"leave `{first}` and its options out: gpurun runs one process per device"
     return Problem(text, f"gpurun run {program}{own}")
 

@@ -6,6 +6,7 @@ be forked.
 """
 
 import contextlib
+import ctypes
 import errno
 import faulthandler
 import gc
@@ -291,8 +292,10 @@ def answer_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Notice of a preemption: no program ends by it, unless it wants to. A handler, since programs that it
-    # executes should not inherit SIG_IGN.
-    signal.signal(signal.SIGUSR1, lambda *_: None)
+    # executes should not inherit SIG_IGN; in C, since Lightning adds its own only where Python knows none.
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    libc = ctypes.CDLL(None)
+    libc.signal(int(signal.SIGUSR1), ctypes.cast(libc.abs, ctypes.c_void_p))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {*SHIELDED, STACKS_SIGNAL})
 
 

@@ -192,6 +192,21 @@ FAILS = """
 """
 
 
+def test_notice_of_a_preemption_ends_no_program_and_python_knows_no_handler(tmp_path: Path) -> None:
+    """Lightning adds its own, which saves a checkpoint, only where there is none."""
+    write(
+        tmp_path,
+        "notice.py",
+        """
+        import os, signal
+        before = signal.getsignal(signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        print("alive", before == signal.SIG_DFL)
+        """,
+    )
+    assert gpurun(tmp_path, "torchrun", "notice.py").ended().out == "alive True\n"
+
+
 def test_under_torchrun_all_lines_are_shown_and_every_failure_is_tried_again(tmp_path: Path) -> None:
     write(tmp_path, "train.py", FAILS)
     line = ("torchrun", "--nproc-per-node", "2", "--max-restarts", "1", "train.py")
