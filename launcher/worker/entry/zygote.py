@@ -344,11 +344,13 @@ def _opened(path: str, log: int) -> int:
 
 
 def line_stream(fd: int) -> TextIO:
-    """A text stream that writes everything at once, as under `python -u`, and anything that is printed."""
-    unbuffered = os.fdopen(fd, "wb", buffering=0, closefd=False)
-    return io.TextIOWrapper(
-        cast(BinaryIO, unbuffered), encoding="utf-8", errors="backslashreplace", write_through=True
-    )
+    """A text stream that writes everything at once, as under `python -u`, and anything that is printed,
+    unless PYTHONIOENCODING says otherwise."""
+    encoding, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")
+    if not encoding or fd == 2:  # as Python does: errors of messages are never raised
+        errors = "backslashreplace" if fd == 2 else errors or "backslashreplace"
+    unbuffered = cast(BinaryIO, os.fdopen(fd, "wb", buffering=0, closefd=False))
+    return io.TextIOWrapper(unbuffered, encoding or "utf-8", errors or "strict", write_through=True)
 
 
 def reseed() -> None:
