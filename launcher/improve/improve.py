@@ -26,7 +26,7 @@ from gpurun.launcher.improve.remedies import (
     merged,
 )
 from gpurun.launcher.improve.rewrite import NoPlaceError, diff_text, line_to_write, rewritten, with_keys
-from gpurun.launcher.improve.stages import RemedySearch, Set, Stage
+from gpurun.launcher.improve.stages import BETWEEN_S, RemedySearch, Set, Stage
 from gpurun.launcher.improve.trials import (
     _LOSSES,
     LAUNCHES_TO_DECIDE,
@@ -87,8 +87,6 @@ AT_LEAST_TWO = 1.8
 CHANGED = "has changed since it was measured"
 MARGIN = 1.25
 """How much longer than the shortest of the first launches a later one may take."""
-BETWEEN_S = 0.5
-"""From the end of a launch to the beginning of the next."""
 
 
 def run_improve(
@@ -321,7 +319,7 @@ def seconds_of_launch(first: Stage, more_steps: int) -> float:
     """
     step_ms = first.of(0).step_ms if first.of(0).wall_s is not None else None
     step_s = step_ms.estimate / 1000 if step_ms else 0.0
-    return max(1.0, MARGIN * (first.shortest_s + BETWEEN_S + more_steps * step_s))
+    return max(1.0, MARGIN * (min(first.launches_s, default=0.0) + BETWEEN_S + more_steps * step_s))
 
 
 def compared(

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from gpurun.launcher.compare.build import compare_run, read_differences
@@ -33,9 +34,11 @@ from gpurun.launcher.run.open import (
     run_to_resume,
 )
 from gpurun.launcher.rundir.files import RunDir, read_json
-from gpurun.launcher.rundir.records import MEASURED, Observed
+from gpurun.launcher.rundir.records import MEASURED, Observed, elapsed_s
 
 Set = tuple[Candidate, ...]
+BETWEEN_S = 0.5
+"""From the end of a launch to the beginning of the next."""
 ROUNDS = 4
 """Rounds in a launch of a workload."""
 
@@ -66,10 +69,9 @@ class Stage:
         return {position: found[name] for position, name in others.items()}
 
     @property
-    def shortest_s(self) -> float:
-        """The length of its shortest launch; those that are traced take longer."""
-        found = self.run.read_all_events().values()
-        return min(((each[-1].time_ns - each[0].time_ns) / 1e9 for each in found if each), default=0.0)
+    def launches_s(self) -> list[float]:
+        """The length of each launch."""
+        return [elapsed_s(each) for each in self.run.read_all_events().values() if each]
 
     def num_steps(self, position: int) -> int:
         """The steps of a set's longest launch that all ranks have."""
@@ -154,11 +156,13 @@ class RemedySearch:
         return found
 
     def note(self, stage: Stage, is_first: bool) -> None:
-        """Adds up what stages take; launches of the first one, which are traced, take longer."""
+        """Adds up what stages take, and learns how long a launch takes.
+
+        Those of the first stage are traced, and take longer; so do few of the others, which compile.
+        """
         self.spent_s += stage.seconds
-        launches = sum(each.launches for each in stage.comparison.variants)
-        if launches and not is_first and not stage.plan.seeds_steps:
-            self.launch_s = max(self.launch_s or 0.0, stage.seconds / launches)
+        if not is_first and not stage.plan.seeds_steps and (lengths := stage.launches_s):
+            self.launch_s = max(self.launch_s or 0.0, median(lengths) + BETWEEN_S)
 
     def refuse_writes(self, stage: Stage) -> None:
         """Returns if the program writes only where each launch has its own directory."""

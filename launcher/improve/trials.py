@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from typing import Literal
@@ -37,6 +38,8 @@ MOST_TRIALS = 4
 MOST_TOGETHER, LAUNCHES_TO_DECIDE = 4, 6
 """Remedies that are compared in the end, at most, each of which takes launches of its own; and launches of
 each set of them, at least."""
+COSTLY = 4
+"""Launches that a trial of what costs something at each start, such as compiling, is expected to take."""
 NUM_SEEDED = 6
 """Steps of launches in which every step and sample has its own seed."""
 SHARE_OF_LENGTH = 0.2
@@ -116,7 +119,10 @@ class RemedyTrials:
         found, late, number = dict[str, RemedyResult](), list(to_try), 0
         began_s = self.search.spent_s
         while late and (affordable := self.affordable(began_s, is_first=not number)) > 1:
-            tried, late = late[: affordable - 1], late[affordable - 1 :]
+            tried = fitting(late, affordable - 1)
+            if not tried:
+                break
+            late = late[len(tried) :]
             self.search.say(f"2 of 3: each remedy alone, {len(tried)} of {len(to_try)}")
             few = len(to_try) <= MOST_TOGETHER and not late
             launches = affordable // (len(tried) + 1) if few else 1
@@ -246,6 +252,12 @@ class RemedyTrials:
             for code, steps in costly.items()
             if steps > made
         }
+
+
+def fitting(rows: Sequence[Candidate], launches: int) -> list[Candidate]:
+    """The first rows for whose trials so many launches are enough."""
+    takes = accumulate(COSTLY if row.remedy.cost else 1 for row in rows)
+    return [row for row, total in zip(rows, takes, strict=True) if total <= launches]
 
 
 def seconds_to_compare(num: int, launch_s: float) -> float:

@@ -110,8 +110,8 @@ class StandInStage:
         )  # fmt: skip
 
     @property
-    def shortest_s(self) -> float:
-        return 3.9
+    def launches_s(self) -> list[float]:
+        return [3.9]
 
     def num_steps(self, position: int) -> int:
         return min(self.program.num_steps, self.steps) - 1
