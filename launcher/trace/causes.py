@@ -302,19 +302,20 @@ def with_savings(found: Sequence[Cause], savings: Sequence[Saving], num_ranks: i
 def _with_saving(cause: Cause, savings: Sequence[Saving], num_ranks: int) -> Cause:
     """With what a step would be shorter by without the cause; of one rank's loss, with it like the others.
 
+    On all ranks, where that saves far more: others may lose as much while they wait for this rank.
     Not for a loss that isn't worth a sentence by itself.
     """
     part = _OF_REPLAY.get(cause.part) if cause.share >= MENTION_FROM else None
+    saved_us: dict[str, float] = {}
+    for each in savings:
+        if each.parallelism is None and (each.part != "rank" or each.rank in cause.ranks):
+            saved_us[each.part] = max(each.saved_us, saved_us.get(each.part, 0.0))
     if part not in (None, "transfer") and len(cause.ranks) == 1 < num_ranks:
-        part = "rank"
-    found = [
-        each.saved_us
-        for each in savings
-        if each.part == part and each.parallelism is None and (part != "rank" or each.rank in cause.ranks)
-    ]
+        is_own = saved_us.get("rank", 0.0) >= MOST * saved_us.get(part, 0.0)
+        part = "rank" if is_own else part
     of_all = part != "rank" and num_ranks > 1 and cause.figures.get("who") != EVERY_RANK
     figures = {**cause.figures, "without_on": "all ranks"} if of_all else cause.figures
-    replayed_ns = min(1000 * max(found), cause.span_ns) if found else None
+    replayed_ns = min(1000 * saved_us[part], cause.span_ns) if part in saved_us else None
     return replace(cause, replayed_ns=replayed_ns, figures=figures)
 
 

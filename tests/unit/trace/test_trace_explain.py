@@ -9,7 +9,7 @@ from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.explain import explained_stretches, mean_stretch, trace_causes
 from tests.unit.trace.several_ranks.generated_job import Job
 from tests.unit.trace.several_ranks.test_trace_groups import grouped
-from tests.unit.trace.trace_files import Event, kernel, launch, rank_info, span, step, write
+from tests.unit.trace.trace_files import H100, Event, kernel, launch, rank_info, span, step, write
 from tests.wording import Wording
 
 
@@ -31,6 +31,16 @@ def test_the_sentence_is_about_the_steps_that_the_table_shows(
     wording(report.conclusion)
     said = " ".join(text.split())
     assert all(each.text in said for each in report.findings)
+
+
+def test_a_loss_of_the_rank_that_others_wait_for_saves_what_it_does_on_all_ranks() -> None:
+    """The CPU of rank 1 takes as long, but while its GPU waits for rank 0 in a collective of gloo."""
+    report = analyse_paths([H100 / "ddp"])
+    saved_us = {(each.part, each.rank): each.saved_us for each in report.savings}
+    assert saved_us["host", None] > 30 * saved_us["rank", 0]
+    first = next(each for each in report.findings if each.level == "cause")
+    assert first.code == "host-bound"
+    assert f"without that on all ranks, {saved_us['host', None] / 1000:.1f} ms shorter" in first.text
 
 
 def test_where_ranks_wait_in_a_ring_no_rank_is_blamed(tmp_path: Path, wording: Wording) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 REAL = Path(__file__).resolve().parents[4] / "shared" / "traces"
+H100 = Path(__file__).resolve().parents[2] / "data" / "h100"
 
 Event = dict[str, Any]
 

@@ -23,7 +23,7 @@ from gpurun.launcher.trace.kineto.read_trace import read_trace
 from gpurun.launcher.trace.kineto.trace_file import find_events, scan_events
 from gpurun.launcher.trace.model import Breakdown, StepBreakdown, TraceReport
 from tests.said import trace_notes
-from tests.unit.trace.trace_files import REAL, kernel, launch, load, span, write
+from tests.unit.trace.trace_files import H100, REAL, kernel, launch, load, span, write
 
 AWKWARD = ["}, {", '"}, {"', "\\", '\\"', "]}", '{"traceEvents": [', "\u2028\x07", "名前", "<script>", ""]
 
@@ -229,13 +229,12 @@ def test_work_is_found_under_the_operator_and_module_that_launched_it(tmp_path: 
 # Traces that gpurun took on an H100 with torch 2.11, against a reading of their events not by gpurun
 
 
-TRACES = Path(__file__).parents[3] / "data" / "h100"
-NAMES = sorted(str(path.relative_to(TRACES)) for path in TRACES.rglob("*.gz"))
+NAMES = sorted(str(path.relative_to(H100)) for path in H100.rglob("*.gz"))
 GPU_LIMITS = ["gpt-compiled.rank0.pt.trace.json.gz", "gpt-fp32.rank0.pt.trace.json.gz"]
 
 
 def events_of(name: str) -> list[dict[str, Any]]:
-    with gzip.open(TRACES / name) as file:
+    with gzip.open(H100 / name) as file:
         return [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
 
 
@@ -257,7 +256,7 @@ def steps_of(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_kernel_is_counted_in_the_step_that_launched_it(name: str) -> None:
-    (rank,) = analyse_paths([TRACES / name]).ranks
+    (rank,) = analyse_paths([H100 / name]).ranks
     expected = [sum(one["cat"] == "kernel" for one in step) for step in steps_of(events_of(name))]
     assert [step.num_kernels for step in rank.steps] == expected
     assert rank.total.num_kernels == sum(expected) > 0
@@ -266,14 +265,14 @@ def test_every_kernel_is_counted_in_the_step_that_launched_it(name: str) -> None
 @pytest.mark.parametrize("name", GPU_LIMITS)
 def test_where_the_gpu_limits_a_step_lasts_from_the_end_of_its_work_to_that_of_the_next(name: str) -> None:
     """The host runs ahead: its annotations last less than half as long here."""
-    (rank,) = analyse_paths([TRACES / name]).ranks
+    (rank,) = analyse_paths([H100 / name]).ranks
     ends_us = [max(one["ts"] + one["dur"] for one in step) for step in steps_of(events_of(name))]
     lasted_us = [after - before for before, after in pairwise(ends_us)]
     assert [step.span_us for step in rank.steps[1:]] == pytest.approx(lasted_us, abs=0.002)
 
 
 def test_two_ranks_on_one_gpu_are_two_ranks() -> None:
-    report = analyse_paths([TRACES / "ddp"])
+    report = analyse_paths([H100 / "ddp"])
     assert [rank.total.num_kernels for rank in report.ranks] == [292, 292]
     assert trace_notes(report) == ()
 
