@@ -424,7 +424,10 @@ _ON_PARTS: Mapping[str, Mapping[str, str]] = {
     },
     "unseen": {"": "record the device's work as well"},
     "communication": {"": "record the traces of all ranks"},
-    "unknown": {"": "record the CPU as well (ProfilerActivity.CPU), and leave no events out"},
+    "unknown": {
+        "": "record the CPU as well (ProfilerActivity.CPU), and leave no events out",
+        "-recorded": "leave no events out",
+    },
     "gaps": {"": "look for synchronisation and dependencies in the timeline"},
     "other_steps": {"": "look at the other streams in the timeline"},
     "unrecorded": {"": "record the profiler's with_stack=True"},

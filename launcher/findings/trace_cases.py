@@ -8,7 +8,9 @@ NOT_RECORDED: Mapping[str, str] = {
     "unseen": "outside of operators or in calls for a device, whose work the traces lack",
     "unread": "outside of operators or in calls for a device whose work isn't read",
     "communication": "in communication or waiting for it; the traces lack other ranks, which would show why",
+    "unmatched": "in communication or waiting for it; who waited isn't known",
     "unknown": "in gaps; the traces lack launches, which would show why",
+    "left-out": "in gaps; the traces lack events of the CPU, which would show why",
     "unrecorded": "waiting for the CPU, of which mostly nothing is recorded",
     "untraced": "in communication or waiting for it",
 }

@@ -78,6 +78,10 @@ IN_STACKS = "in-stacks"
 """The case of time outside of operators where the trace has Python's stacks."""
 _FUNCTIONS: Mapping[Part, str] = {"input": "data", "gaps": "other", **dict.fromkeys(OF_HOST, "host")}
 """Which of `CpuFacts.functions` a part passes in."""
+EVENTS_LEFT_OUT = "left-out"
+"""The case of gaps in traces that have events of the CPU."""
+UNMATCHED = "unmatched"
+"""The case of communication of which no rank is missing: notes say why its waiting isn't known."""
 EVERY_RANK = "every rank"
 PINNED, OF_DEVICE = "pinned memory", "the device's own memory"
 
@@ -189,7 +193,7 @@ class Cause:
     def has_advice(self) -> bool:
         """Whether it is known what may be done about it: not of waiting for no rank in particular."""
         is_unknown = self.part in WITHOUT_ADVICE or (self.part == "straggler" and not self.ranks)
-        return not is_unknown and self.figures.get("case") != IN_STACKS
+        return not is_unknown and self.figures.get("case") not in (IN_STACKS, UNMATCHED)
 
     @property
     def text(self) -> str:
@@ -552,6 +556,7 @@ def advice_for(
         _WITH.get(frozenset(in_use), ""): bool(in_use),
         "balanced": is_balanced or (of_job and is_alike),
         "alike": is_alike,
+        "recorded": found.figures.get("case") == EVENTS_LEFT_OUT,
         "in-job": of_job,
     }
     part = found.part.replace("_", "-")

@@ -13,12 +13,14 @@ from typing import Any, TypeVar
 from gpurun.launcher.findings.finding import Finding, finding, noticed, ranked
 from gpurun.launcher.findings.trace_cases import BY_SHARES
 from gpurun.launcher.trace.causes import (
+    EVENTS_LEFT_OUT,
     EVERY_RANK,
     MENTION_FROM,
     MOST,
     OF_DEVICE,
     OF_HOST,
     PINNED,
+    UNMATCHED,
     WITHOUT_ADVICE,
     Cause,
     MeasuredRanks,
@@ -33,6 +35,7 @@ from gpurun.launcher.trace.causes import (
     with_cpu,
     with_savings,
 )
+from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, SEND_RECV
 from gpurun.launcher.trace.model import (
     Breakdown,
     HostWhileIdle,
@@ -46,6 +49,7 @@ from gpurun.launcher.units import listed, ranks_text
 MENTION_NEXT_FROM = 0.20
 OWN_OPERATORS = 0.5
 """Share of the operators' time that a thread works, or waits for a core, if it runs most of them."""
+MESSAGES = {*POINT_TO_POINT, SEND_RECV}
 CPU, NOT_READ = "CPU", "not read"
 """How the device of a rank begins whose trace has no GPU work."""
 Causes = TypeVar("Causes", IdleCauses, HostWhileIdle)
@@ -162,13 +166,21 @@ def trace_causes(report: TraceReport) -> list[Cause]:
     rank, mean = next(each for each in _means(report) if each[0].rank == slowest)
     whole = whole_ranks(report.ranks)
     facts = [each.cpu for each in whole]
-    found = [_named(with_cpu(cause, rank.cpu, facts), rank, mean) for cause in causes(measured)]
+    has_all = len(report.ranks) > 1 and not _is_rank_missing(report)
+    found = [_named(with_cpu(cause, rank.cpu, facts), rank, mean, has_all) for cause in causes(measured)]
     return with_savings(found, report.savings, len(whole_ranks(report.ranks)))
 
 
-def _named(cause: Cause, rank: RankTrace, mean: Breakdown) -> Cause:
-    """With the latency, what is done once, and whether this may be a first step."""
+def _named(cause: Cause, rank: RankTrace, mean: Breakdown, has_all: bool) -> Cause:
+    """With the latency, what is done once, and whether this may be a first step.
+
+    `has_all`: no rank is missing.
+    """
     figures = dict(cause.figures)
+    if cause.part == "communication" and has_all:
+        figures["case"] = UNMATCHED
+    if cause.part == "unknown" and (rank.ops or rank.total.launch_delay_us):
+        figures["case"] = EVENTS_LEFT_OUT
     latency_us = mean.idle_by_cause_us.latency
     if cause.part == "host" and figures["who"] != EVERY_RANK and latency_us >= MENTION_FROM * mean.span_us:
         figures["latency_ms"] = latency_us / 1000
@@ -259,7 +271,7 @@ def _thread_us(rank: RankTrace) -> tuple[float, float]:
 
 
 def _transfer_part(report: TraceReport) -> Part:
-    if _is_waiting_unknown(report):
+    if is_waiting_unknown(report):
         return "communication"
     return "transfer" if _most_transfer(report) in (None, "data") else "model_transfer"
 
@@ -276,10 +288,23 @@ def _copied(report: TraceReport) -> str | None:
     return max((OF_DEVICE, PINNED), key=lambda memory: times_us[memory])
 
 
-def _is_waiting_unknown(report: TraceReport) -> bool:
-    """Whether of most collectives it isn't known how much of them is waiting."""
-    unknown = [part.wait_us is None for each in report.collectives for part in each.ranks]
+def is_waiting_unknown(report: TraceReport) -> bool:
+    """Whether of most collectives it isn't known how much is waiting: the last rank may be missing."""
+    present, lacks_rank = {rank.rank for rank in report.ranks}, _is_rank_missing(report)
+    partial = {
+        group
+        for group, ranks in report.groups.items()
+        if (lacks_rank if ranks is None else not present.issuperset(ranks))
+    }
+    unknown = [
+        each.ranks[0].wait_us is None or (each.group in partial and each.kind not in MESSAGES)
+        for each in report.collectives
+    ]
     return 2 * sum(unknown) > len(unknown)
+
+
+def _is_rank_missing(report: TraceReport) -> bool:
+    return any((rank.world_size or 0) > len(report.ranks) for rank in report.ranks)
 
 
 def _bubble(report: TraceReport) -> StageWait | None:

@@ -6,10 +6,15 @@ import pytest
 
 from gpurun.launcher.report.terminal.trace import render_trace
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
-from gpurun.launcher.trace.explain import explained_stretches, mean_stretch, trace_causes
+from gpurun.launcher.trace.explain import (
+    explained_stretches,
+    is_waiting_unknown,
+    mean_stretch,
+    trace_causes,
+)
 from tests.unit.trace.several_ranks.generated_job import Job
 from tests.unit.trace.several_ranks.test_trace_groups import grouped
-from tests.unit.trace.trace_files import H100, Event, kernel, launch, rank_info, span, step, write
+from tests.unit.trace.trace_files import H100, REAL, Event, kernel, launch, rank_info, span, step, write
 from tests.wording import Wording
 
 
@@ -371,6 +376,43 @@ def test_an_operator_that_the_cpu_computes_itself_is_named(
     assert lacks not in said
 
 
+@pytest.mark.parametrize("present", [[0], [0, 1], [0, 1, 2, 3]])
+def test_communication_is_transfer_only_where_all_ranks_of_its_group_are_seen(
+    tmp_path: Path, present: list[int]
+) -> None:
+    """Rank 3 comes last, after 80 of 90 µs."""
+    job = Job(4)
+    job.all_reduce("0", [0, 1, 2, 3], [10, 10, 10, 90], 100)
+    for rank in present:
+        write(tmp_path / f"rank{rank}.json", job.events[rank], **rank_info(rank, 4))
+    found = {cause.part: cause for cause in trace_causes(analyse_paths([tmp_path]))}
+    if len(present) == 4:
+        assert "transfer" in found
+        assert "communication" not in found
+    else:
+        assert "transfer" not in found
+        assert "the traces lack other ranks" in found["communication"].text
+
+
+def test_messages_whose_both_ends_are_seen_are_transfer_though_other_ranks_are_missing(
+    tmp_path: Path,
+) -> None:
+    job = Job(4)
+    job.message(0, 1, (10, 12), (90, 90))
+    for rank in (0, 1):
+        write(tmp_path / f"rank{rank}.json", job.events[rank], **rank_info(rank, 4))
+    report = analyse_paths([tmp_path])
+    assert not is_waiting_unknown(report)
+
+
+def test_real_ranks_of_a_larger_job_lack_the_others_and_events_of_the_cpu() -> None:
+    """Of 128 ranks, 2; each has calls of the CPU for all that its GPU does, but far fewer than were made."""
+    said = analyse_paths([REAL / "ddp_2of128"]).conclusion
+    assert "in gaps; the traces lack events of the CPU, which would show why: leave no events out." in said
+    assert "or waiting for it; the traces lack other ranks, which would show why: record the" in said
+    assert "transfers" not in said
+
+
 @pytest.mark.parametrize("step_of_numbers", [1, 5, 200])
 def test_gaps_of_a_thinned_trace_are_unknown(tmp_path: Path, step_of_numbers: int) -> None:
     """Each call that CUDA has counts, and far fewer are in the trace."""
@@ -382,7 +424,8 @@ def test_gaps_of_a_thinned_trace_are_unknown(tmp_path: Path, step_of_numbers: in
     idle = report.ranks[0].total.idle_by_cause_us
     is_thinned = step_of_numbers == 200
     assert idle.unknown == (119 * 90 if is_thinned else 0)
-    assert ("in gaps; the traces lack launches" in report.conclusion) == is_thinned
+    said = "in gaps; the traces lack events of the CPU, which would show why: leave no events out."
+    assert (said in report.conclusion) == is_thinned
     assert any("120 calls of the CPU recorded" in each.text for each in report.findings) == is_thinned
 
 

@@ -165,6 +165,7 @@ def test_a_message_without_the_other_rank_is_no_transfer_to_overlap(tmp_path: Pa
     assert [rank.total.wait_us for rank in report.ranks] == [None, None]
     wording(trace_notes(report))
     assert not any("seen on one rank only" in text for text in trace_notes(report))
+    assert "in communication or waiting for it; who waited isn't known." in report.conclusion
 
 
 def test_gloo_messages_take_their_peer_from_the_call(tmp_path: Path) -> None:
