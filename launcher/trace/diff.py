@@ -9,7 +9,9 @@ from typing import Literal, TypeVar
 
 from gpurun.launcher.findings.finding import Finding, finding, noticed, of_level, with_figures
 from gpurun.launcher.findings.finding_kinds import SPENT
+from gpurun.launcher.findings.trace_cases import NOT_RECORDED
 from gpurun.launcher.trace.causes import to_do
+from gpurun.launcher.trace.explain import is_waiting_unknown
 from gpurun.launcher.trace.model import Breakdown, NameTotal, RankTrace, RowKind, ShapeTotal, TraceReport
 from gpurun.launcher.units import change_text, listed
 
@@ -84,6 +86,7 @@ class TraceDiff:
 _CLASSES: tuple[tuple[str, Callable[[Breakdown], float]], ...] = (
     ("span", lambda each: each.span_us),
     ("compute", lambda each: each.compute_us),
+    ("exposed_comm", lambda each: each.exposed_comm_us),
     ("exposed_transfer", lambda each: each.exposed_transfer_us),
     ("exposed_wait", lambda each: each.exposed_wait_us),
     ("exposed_memcpy", lambda each: each.exposed_memcpy_us),
@@ -95,6 +98,8 @@ _CLASSES: tuple[tuple[str, Callable[[Breakdown], float]], ...] = (
     ("idle_other", lambda each: each.idle_by_cause_us.other),
     ("idle_unknown", lambda each: each.idle_by_cause_us.unknown),
 )
+_UNDIVIDED, _DIVIDED = "exposed_comm", ("exposed_transfer", "exposed_wait")
+"""The class instead of two, where it isn't known of A or B how much of their communication is waiting."""
 
 
 def diff_traces(a: TraceReport, b: TraceReport) -> TraceDiff:
@@ -102,7 +107,9 @@ def diff_traces(a: TraceReport, b: TraceReport) -> TraceDiff:
     on_gpu = [any(rank.kernels for rank in report.ranks) for report in (a, b)]
     is_alike = on_gpu[0] == on_gpu[1]
     per: Per = "step" if all(rank.steps for report in (a, b) for rank in report.ranks) else "second"
-    classes = _CLASSES if per == "step" else _CLASSES[1:]
+    is_open = any(map(is_waiting_unknown, (a, b)))
+    left_out = {*(_DIVIDED if is_open else [_UNDIVIDED]), *(["span"] if per == "second" else [])}
+    classes = [(name, of) for name, of in _CLASSES if name not in left_out]
     found = TraceDiff(
         schema=4,
         num_ranks=(len(a.ranks), len(b.ranks)),
@@ -146,6 +153,7 @@ def _findings(diff: TraceDiff) -> Iterator[Finding]:
 
 
 PART_NAMES = {
+    "exposed_comm": NOT_RECORDED["untraced"].removeprefix("in "),
     "idle_data": SPENT["input"],
     "idle_host": SPENT["host"],
     "idle_one_off": SPENT["one_off"],

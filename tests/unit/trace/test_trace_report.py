@@ -165,6 +165,21 @@ def test_the_difference_of_two_captures(tmp_path: Path) -> None:
     assert all(each.change_us == 0 for each in diff_traces(a, a).kernels + diff_traces(a, a).classes)
 
 
+def test_communication_whose_waiting_is_unknown_is_no_transfer_that_grew(tmp_path: Path) -> None:
+    """One of two ranks, whose all-reduce takes 40 and then 400 µs."""
+
+    def record(name: str, length_us: int) -> TraceReport:
+        facts = {"Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Collective name": "allreduce"}
+        events = [step(1, 0, 55 + length_us), launch(0, 1, 1), kernel("gemm", 5, 50, 1), launch(10, 1, 2)]
+        events.append(kernel(RING, 55, length_us, 2, **facts))
+        return analyse_paths([write(tmp_path / name, events, **rank_info(0, 2))])
+
+    diff = diff_traces(record("a.json", 40), record("b.json", 400))
+    said = [each.text for each in diff.findings]
+    assert "communication or waiting for it takes 0.400 instead of 0.040 ms of it" in said
+    assert {"exposed_transfer", "exposed_wait"}.isdisjoint(each.name for each in diff.classes)
+
+
 def test_captures_without_steps_are_compared_by_their_time(tmp_path: Path, wording: Wording) -> None:
     """The same loop, recorded for one turn and for ten: nothing has changed."""
 
