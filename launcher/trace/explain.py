@@ -90,7 +90,7 @@ def explain(report: TraceReport, unreplayed: str = "") -> tuple[Finding, ...]:
 def _slowed(named: Sequence[Cause], report: TraceReport) -> Iterator[Finding]:
     """Whether recording stacks has made a cause larger."""
     ranks = [rank.rank for rank in report.ranks if rank.cpu.has_stacks]
-    if ranks and any(cause.part in OF_HOST for cause in named):
+    if ranks and any(cause.part in ("input", "one_off", *OF_HOST) for cause in named):
         yield noticed("stacks-recorded", ranks=ranks)
 
 
