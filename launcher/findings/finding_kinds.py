@@ -285,7 +285,7 @@ _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
     ),
     "exposed-copies": (
         f"{_SPENDS} on copies[ of {{memory}}] that nothing overlaps",
-        "Copies between host and device take time that nothing hides.",
+        "Copies take time that nothing hides.",
         "Copies in the trace that no kernel overlaps; their names say which memory is pinned.",
         "Pin the memory and copy with `non_blocking=True`; else copy less, or on a stream of its own.",
     ),
