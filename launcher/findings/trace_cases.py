@@ -26,6 +26,7 @@ BY_SHARES: Mapping[str, str] = {
     "ranks": "ranks are missing",
     "steps": "ranks recorded different steps",
     "launches": "launches are missing",
+    "devices": "device work is missing",
     "long": "there is too much to replay",
     "length": "a replay doesn't take as long as the trace",
 }

@@ -142,10 +142,12 @@ def _whose(report: TraceReport) -> str | None:
 def trace_causes(report: TraceReport) -> list[Cause]:
     """Everything but compute, the largest first; none where the traces hold no time."""
     copied = _copied(report)
-    parts = _Parts("pinned_copies" if copied else "copies", _host_part(report), _transfer_part(report))
+    copies: Part = "pinned_copies" if copied else "copies"
+    transfer = _transfer_part(report)
+    parts = {on_cpu: _Parts(copies, _host_part(report, on_cpu), transfer) for on_cpu in (False, True)}
     waits_us = _waits_us(report)
     ranks = [
-        _rank_time(rank, mean, parts, waits_us.get(rank.rank, mean.exposed_wait_us))
+        _rank_time(rank, mean, parts[_is_on_cpu(rank)], waits_us.get(rank.rank, mean.exposed_wait_us))
         for rank, mean in _means(report)
         if mean.span_us > 0
     ]
@@ -205,7 +207,7 @@ def _means(report: TraceReport) -> list[tuple[RankTrace, Breakdown]]:
 
 @dataclass(frozen=True)
 class _Parts:
-    """The parts that copies, the host and transfers are in these traces, for all ranks alike."""
+    """The parts that copies, the host and transfers of a rank are."""
 
     copies: Part
     host: Part
@@ -247,10 +249,16 @@ def _waits_us(report: TraceReport) -> dict[int, float]:
     return found
 
 
-def _host_part(report: TraceReport) -> Part:
-    """The wait of a device without work; of a CPU, traces of ours say whether its thread worked."""
-    if not all(rank.device.startswith(CPU) for rank in report.ranks):
-        idle = [each.idle_by_cause_us for each in explained_stretches(report)]
+def _is_on_cpu(rank: RankTrace) -> bool:
+    """Whether its trace has no GPU work."""
+    return rank.device.startswith(CPU)
+
+
+def _host_part(report: TraceReport, on_cpu: bool) -> Part:
+    """The wait of the ranks' device without work; of a CPU, traces of ours say whether its thread worked."""
+    if not on_cpu:
+        on_gpu = tuple(rank for rank in report.ranks if not _is_on_cpu(rank))
+        idle = [each.idle_by_cause_us for each in explained_stretches(replace(report, ranks=on_gpu))]
         is_unknown = sum(each.unrecorded for each in idle) > MOST * sum(each.of_launches for each in idle)
         return "unrecorded" if is_unknown else "host"
     if any(rank.device != CPU for rank in report.ranks):

@@ -55,7 +55,7 @@ from gpurun.launcher.trace.analysis.parallelism import (
     pipeline,
 )
 from gpurun.launcher.trace.analysis.rank_trace import MatchedRank, rank_trace
-from gpurun.launcher.trace.explain import explain
+from gpurun.launcher.trace.explain import CPU, explain
 from gpurun.launcher.trace.model import (
     CollectivePart,
     CollectiveReport,
@@ -301,6 +301,8 @@ def _savings(ranked: Ranked, matched: Matched, report: TraceReport) -> tuple[tup
     sizes = {digest.world_size for _, digest in ranked.digests} - {None}
     if len(ranked.digests) < max((size or 0 for size in sizes), default=0):
         return (), "ranks"
+    if len({rank.device.startswith(CPU) for rank in report.ranks}) > 1:
+        return (), "devices"
     found = list[tuple[int, ReplayedSteps]]()
     for rank, digest in ranked.digests:
         if isinstance(digest.replayed, str):

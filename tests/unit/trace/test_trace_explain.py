@@ -635,6 +635,23 @@ def test_what_the_cpu_waits_for_on_a_device_that_the_trace_lacks_is_not_called_p
     wording(report.conclusion)
 
 
+@pytest.mark.parametrize("calls", [[], [launch(10, 15, 1)]], ids=["none", "a launch"])
+def test_a_rank_whose_gpu_is_not_recorded_does_not_wait_for_launches(
+    tmp_path: Path, calls: list[Event]
+) -> None:
+    """The profiler of rank 0 records the CPU alone, that of rank 1 its GPU, too."""
+    ops = [step(1, 0, 100), span("cpu_op", "aten::mm", 0, 20), span("cpu_op", "aten::mm", 80, 20)]
+    write(tmp_path / "rank0.json", [*ops, *calls], **rank_info(0, 2))
+    work = [step(1, 0, 100), launch(1, 1, 1), kernel("gemm", 3, 97, 1)]
+    write(tmp_path / "rank1.json", work, **rank_info(1, 2))
+    report = analyse_paths([tmp_path])
+    said = "outside of operators or in calls for a device, whose work the traces lack: record the device's"
+    assert said in report.conclusion
+    assert "waiting for the CPU" not in report.conclusion
+    assert report.savings == ()
+    assert "causes by their shares, as device work is missing" in report.findings[0].text
+
+
 @pytest.mark.parametrize(("memory", "advised"), [("Pageable", True), ("Pinned", False)])
 def test_pinning_is_advised_only_where_copies_are_not_pinned(
     tmp_path: Path, memory: str, advised: bool, wording: Wording
