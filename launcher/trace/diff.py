@@ -11,7 +11,7 @@ from gpurun.launcher.findings.finding import Finding, finding, noticed, of_level
 from gpurun.launcher.findings.finding_kinds import SPENT
 from gpurun.launcher.findings.trace_cases import NOT_RECORDED
 from gpurun.launcher.trace.causes import to_do
-from gpurun.launcher.trace.explain import is_waiting_unknown
+from gpurun.launcher.trace.explain import CPU, is_waiting_unknown
 from gpurun.launcher.trace.model import Breakdown, NameTotal, RankTrace, RowKind, ShapeTotal, TraceReport
 from gpurun.launcher.units import change_text, listed
 
@@ -109,7 +109,7 @@ def diff_traces(a: TraceReport, b: TraceReport) -> TraceDiff:
     per: Per = "step" if all(rank.steps for report in (a, b) for rank in report.ranks) else "second"
     is_open = any(map(is_waiting_unknown, (a, b)))
     left_out = {*(_DIVIDED if is_open else [_UNDIVIDED]), *(["span"] if per == "second" else [])}
-    classes = [(name, of) for name, of in _CLASSES if name not in left_out]
+    classes = [(name, of) for name, of in _CLASSES if name not in left_out and (is_alike or name == "span")]
     found = TraceDiff(
         schema=4,
         num_ranks=(len(a.ranks), len(b.ranks)),
@@ -122,13 +122,22 @@ def diff_traces(a: TraceReport, b: TraceReport) -> TraceDiff:
         shapes=_shape_changes(a, b, per) if is_alike else (),
         operators=operator_changes(a, b, per) if is_alike else None,
     )
-    if not is_alike:
-        found = replace(found, findings=(noticed("other-device", side="A" if on_gpu[0] else "B"),))
-    return replace(found, findings=(*_findings(found), *found.findings, *_notes(a, b)))
+    if is_alike:
+        return replace(found, findings=(*_findings(found), *_notes(a, b)))
+    side, other, report = ("A", "B", b) if on_gpu[0] else ("B", "A", a)
+    lacks = other if any(rank.device != CPU for rank in report.ranks) else None
+    noted = noticed("other-device", side=side)
+    return replace(found, findings=(*_findings(found, lacks), noted, *_notes(a, b)))
 
 
-def _findings(diff: TraceDiff) -> Iterator[Finding]:
-    """How much longer a step takes, and the part of it that changed most in that direction."""
+def _findings(diff: TraceDiff, lacks: str | None = None) -> Iterator[Finding]:
+    """How much longer a step takes, and the part of it that changed most in that direction.
+
+    `lacks`: the side whose traces lack their device's work.
+    """
+    if lacks:
+        yield finding("not-measured", case="no-device-work", where=lacks)
+        return
     if diff.per == "second":
         yield finding("not-measured", case="unmarked", where=without_steps(diff))
         return
@@ -145,6 +154,8 @@ def _findings(diff: TraceDiff) -> Iterator[Finding]:
         a_ms=span.a_us / 1000,
         b_ms=span.b_us / 1000,
     )
+    if not parts:  # a GPU worked in only one of the captures
+        return
     most = max(parts, key=lambda part: sign * part.change_us)
     name = PART_NAMES.get(most.name) or most.name.replace("_", " ")
     yield finding("part-changed", part=name, a_ms=most.a_us / 1000, b_ms=most.b_us / 1000, weight=1)

@@ -95,6 +95,21 @@ def test_a_cpu_and_a_gpu_are_compared_by_their_operators(tmp_path: Path, wording
     assert [(each.name, each.a_us, each.b_us) for each in diff.ops] == [("aten::mm", 20, 20)]
     assert (diff.kernels, diff.shapes, diff.operators) == ((), (), None)
     wording([each for each in trace_notes(diff) if "GPU" in each])
+    assert [each.name for each in diff.classes] == ["span"]
+    assert "part-changed" not in {each.code for each in diff.findings}
+
+
+def test_a_trace_that_lacks_the_gpus_work_is_not_comparable(tmp_path: Path) -> None:
+    """The CPU launches as much in both."""
+    ops = [step(1, 0, 100), span("cpu_op", "aten::mm", 0, 20), launch(5, 5, 1)]
+    lacks, has = (
+        analyse_paths([write(tmp_path / f"{name}.json", [*ops, *work])])
+        for name, work in (("lacks", []), ("has", [kernel("gemm", 12, 80, 1)]))
+    )
+    for (a, b), side in (((lacks, has), "A"), ((has, lacks), "B")):
+        (answer, *more) = diff_traces(a, b).findings
+        assert answer.text == f"a step can't be compared: {side} lacks the device's work"
+        assert {each.level for each in more} == {"detail"}
 
 
 def test_without_steps_names_are_compared_by_call(tmp_path: Path) -> None:
