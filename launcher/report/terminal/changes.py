@@ -194,7 +194,8 @@ def _of_what(diff: TraceDiff) -> str:
 
 def render_trace_diff(diff: TraceDiff, width: int, details: bool = True) -> str:
     """The changes as text, `width` columns wide."""
-    tables: list[RenderableType] = [_changes("", [each for each in diff.classes if each.a_us or each.b_us])]
+    classes = [each for each in diff.classes if each.a_us or each.b_us]
+    tables: list[RenderableType] = [_changes("", classes)] if classes else []
     for title, changes in (
         ("kernels", diff.kernels),
         ("operators", diff.ops),
@@ -202,7 +203,8 @@ def render_trace_diff(diff: TraceDiff, width: int, details: bool = True) -> str:
     ):
         if changes:
             moved = sorted(changes, key=lambda change: -abs(change.change_us))[:MAX_NAMES]
-            tables += ["", _changes(title, sorted(moved, key=lambda change: -change.change_us))]
+            tables += [""] if tables else []
+            tables.append(_changes(title, sorted(moved, key=lambda change: -change.change_us)))
     return _rendered(diff, tables, width, details)
 
 
