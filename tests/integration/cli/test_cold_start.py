@@ -38,7 +38,7 @@ CASES: dict[str, tuple[str, int, str]] = {
     "help": ("help run", 0, "--devices"),
     "explain": ("explain input-stall", 0, "What to do"),
     "runs": ("runs {run}", 0, "ddp 6/2"),
-    "improve": ("improve job.yaml --out run", 2, "gpurun tune"),
+    "improve": ("improve job.yaml --out run --set global_batch=max", 2, "`max` may differ between launches"),
     "tune": ("tune job.yaml --out run --budget 1s", 2, "nothing to search"),
     "gate": ("gate job.yaml --against main --fail-slower 3%", 2, "repository"),
     "diff": ("diff {run} {run}", 0, "are the same run"),
