@@ -118,7 +118,7 @@ class RemedySearch:
     numerics: bool = False
     spent_s: float = 0.0
     launch_s: float | None = None
-    """The longest time of a launch of trials."""
+    """The seconds that most launches of a later stage take, at most."""
 
     def stage(self, name: str, sets: Sequence[Set], *overrides: str, seeds_steps: bool = False) -> Stage:
         """Measures these sets of remedies, or what is missing of that; the first one is the baseline.
@@ -158,7 +158,7 @@ class RemedySearch:
     def note(self, stage: Stage, is_first: bool) -> None:
         """Adds up what stages take, and learns how long a launch takes.
 
-        Those of the first stage are traced, and take longer; so do few of the others, which compile.
+        All launches of the first stage take longer, as they are traced; so do a few later ones that compile.
         """
         self.spent_s += stage.seconds
         if not is_first and not stage.plan.seeds_steps and (lengths := stage.launches_s):

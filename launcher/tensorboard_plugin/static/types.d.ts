@@ -47,6 +47,19 @@ interface RunAnswer {
   improvement: Improvement | null;
 }
 
+/** A table with differences: `before` and `after` name the columns around them, the latter with their class. */
+interface ForestTable {
+  title: string;
+  look: string;
+  columns: string[];
+  before: string[];
+  time: string;
+  after: [string, string][];
+  axis: Axis;
+  rows: HTMLElement[];
+  note: string;
+}
+
 /** What `gpurun improve` has found by this run and the others next to it. */
 interface Improvement {
   headline: string;

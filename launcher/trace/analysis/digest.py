@@ -526,10 +526,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
     scopes = tuple(picture.step(all_steps[i], i) for i in kept)
     collectives = local_collectives(trace, work, host)
     own_steps = [host[i] for i in kept]
-    why, tasks = _unreplayed(trace, work, own_steps), None
-    if not why or ("critical-path" in show and (work.is_known.any() or not on_gpu)):
-        starved = picture.starved(*task_window(trace, own_steps))
-        tasks = tasks_of(trace, work, once.covered, starved, own_steps)
+    why, tasks = _tasks(trace, work, once, picture, own_steps, "critical-path" in show)
     noted = (recorded_note(host), *_notes(trace, host, work, no_step))
     recorded, *notes = (with_figures(each, file=str(path)) for each in noted)
     cpu, step_cpu = _cpu_facts(trace, work, picture, scopes, total)
@@ -560,6 +557,22 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
         show=show,
         tables=rank_tables(trace, work, kept, shown, in_steps, device, tasks, show),
     )
+
+
+def _tasks(
+    trace: Trace,
+    work: Launched,
+    once: OneOffWork,
+    picture: _GpuPicture | _CpuPicture,
+    steps: list[HostStep],
+    has_path: bool,
+) -> tuple[str, Tasks | None]:
+    """Why the steps aren't replayed, else empty; and their tasks, which a critical path needs in any case."""
+    why = _unreplayed(trace, work, steps)
+    if why and not (has_path and (work.is_known.any() or not len(trace.gpu))):
+        return why, None
+    starved = picture.starved(*task_window(trace, steps))
+    return why, tasks_of(trace, work, once.covered, starved, steps)
 
 
 def _all_names(trace: Trace) -> Iterator[str]:

@@ -1,16 +1,23 @@
 """How a search goes on from what its runs say; the runs are stand-ins with known times."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from gpurun.launcher.cli.commands.improve import apply
 from gpurun.launcher.compare.model import Difference
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.improve.improve import changes_to_write, gain_of, shares_of
+from gpurun.launcher.improve.improve import changes_to_write, gain_of, notes_on, run_improve, shares_of
+from gpurun.launcher.improve.stages import BETWEEN_S, RemedySearch
+from gpurun.launcher.improve.trials import fitting
 from gpurun.launcher.report.terminal.improve import improve_lines
-from gpurun.launcher.rundir.improvement import NO_TIME, Improvement, RemedyVerdict
+from gpurun.launcher.run.job import Output
+from gpurun.launcher.run.open import Invocation
+from gpurun.launcher.rundir.files import write_json
+from gpurun.launcher.rundir.improvement import NO_TIME, SCHEMA, Improvement, RemedyVerdict
 from tests.unit.improve.stand_in import (
     FILE,
     FUSED,
@@ -241,3 +248,57 @@ def test_keys_with_less_precision_are_tried_where_it_is_asked_for(tmp_path: Path
     found = searched_job(StandIn(times={"precision: bf16": 0.5}), tmp_path, numerics=numerics)
     assert verdict(found, "precision: bf16") == ("kept" if numerics else "not tried")
     assert found.keys == ({"precision": "bf16"} if numerics else {})
+
+
+def test_a_launch_that_compiles_makes_no_other_seem_longer() -> None:
+    search = object.__new__(RemedySearch)
+    search.spent_s, search.launch_s = 0.0, None
+    stage = SimpleNamespace(
+        seconds=19.0, plan=SimpleNamespace(seeds_steps=False), launches_s=[3.0, 3.0, 12.0]
+    )
+    search.note(cast(Any, stage), is_first=False)
+    assert (search.spent_s, search.launch_s) == (19.0, 3.0 + BETWEEN_S)
+
+
+@pytest.mark.parametrize(("launches", "fit"), [(0, 0), (1, 1), (4, 1), (5, 2)])
+def test_a_trial_that_compiles_counts_as_several_launches(launches: int, fit: int) -> None:
+    rows = [SimpleNamespace(remedy=SimpleNamespace(cost=cost)) for cost in ("", "compiles once", "")]
+    assert len(fitting(cast(Any, rows), launches)) == fit
+
+
+@pytest.mark.parametrize(
+    ("losses", "said"),
+    [
+        ([(2.0, 1.0), (2.0, 1.0)], ""),
+        ([(2.0, 1.0), (2.0, 1.5)], "have other losses"),
+        ([(2.0, 1.0), (0.1, 0.1)], "goes on from its own checkpoint"),
+    ],
+)
+def test_a_program_that_begins_otherwise_each_time_is_told_so(losses: list[Any], said: str) -> None:
+    notes = notes_on(cast(Any, SimpleNamespace(losses=lambda position: losses)))
+    assert said in "".join(notes)
+    assert bool(notes) == bool(said)
+
+
+def test_a_change_is_written_where_it_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a copy of the project, the original would be changed."""
+    for name in ("project", "copy"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "copy")
+    given = SimpleNamespace(directory=tmp_path / "project")
+    with pytest.raises(SpecError, match=r"was measured in .*/project: --write works there only"):
+        apply(SimpleNamespace(name="train.py"), given, yes=True, force=True)
+
+
+def test_a_search_that_has_ended_takes_no_other_options(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    write_json(tmp_path / "improve.json", Improvement(SCHEMA, "job.yaml", 60.0, complete=True))
+    given = Invocation(tmp_path / "job.yaml", ())
+    pools: Any = None
+    for allows, numerics in ((False, False), (True, False), (False, True)):
+        ends = (
+            pytest.raises(SpecError, match="has ended: begin again") if allows or numerics else nullcontext()
+        )
+        with ends:
+            found, _ = run_improve(pools, given, None, tmp_path, Output(True, None), print, allows, numerics)
+            assert found.complete

@@ -31,14 +31,31 @@ export function effectsTable(effects, unit) {
     ),
   );
   const time = unit === 'ms' ? 'step time' : 'time per sample';
-  const columns = ['key', 'value', 'against', 'forest', 'percent', 'interval', 'percent', 'interval roomy'];
+  return forestTable({
+    title: TITLE,
+    look: 'effects',
+    columns: ['key', 'value', 'against', 'forest', 'percent', 'interval', 'percent', 'interval roomy'],
+    before: ['key', 'value', 'instead of'],
+    time,
+    after: [['%', 'right'], ['95 % interval', 'right'], ['on average, %', 'right'], ['95 % interval', 'right roomy']],
+    axis,
+    rows,
+    note: 'Each row compares the best combination with itself after this one change: by the comparison at the end where it has both, else by short trials. Averages are over all pairs of combinations whose other common settings are equal, by a model fitted to the trials; they are not verdicts.',
+  });
+}
+
+/**
+ * Rows with a difference each, above their axis.
+ * @param {ForestTable} table
+ */
+export function forestTable({ title, look, columns, before, time, after, axis, rows, note }) {
   return el(
     'section',
-    { class: 'searched', 'aria-label': TITLE },
-    el('h2', {}, TITLE),
+    { class: 'searched', 'aria-label': title },
+    el('h2', {}, title),
     el(
       'table',
-      { class: 'grid dense effects', 'aria-label': TITLE },
+      { class: `grid dense ${look}`, 'aria-label': title },
       el('colgroup', {}, columns.map((name) => el('col', { class: `c-${name}` }))),
       el(
         'thead',
@@ -46,24 +63,25 @@ export function effectsTable(effects, unit) {
         el(
           'tr',
           {},
-          ['key', 'value', 'instead of'].map((name) => el('th', { scope: 'col' }, name)),
+          before.map((name) => el('th', { scope: 'col' }, name)),
           el('th', { scope: 'col', class: 'c-forest' }, `${time}, %`),
-          ['%', '95 % interval', 'on average, %'].map((name) => el('th', { scope: 'col', class: 'right' }, name)),
-          el('th', { scope: 'col', class: 'right roomy' }, '95 % interval'),
+          after.map(([name, side]) => el('th', { scope: 'col', class: side }, name)),
         ),
       ),
       el(
         'tbody',
         {},
         rows,
-        el('tr', { class: 'axis-row plain' }, el('td', { colspan: 3 }), el('td', {}, forestScale(axis)), el('td', { colspan: 4 })),
+        el(
+          'tr',
+          { class: 'axis-row plain' },
+          el('td', { colspan: before.length }),
+          el('td', {}, forestScale(axis)),
+          el('td', { colspan: after.length }),
+        ),
       ),
     ),
-    el(
-      'p',
-      { class: 'sub' },
-      'Each row compares the best combination with itself after this one change: by the comparison at the end where it has both, else by short trials. Averages are over all pairs of combinations whose other common settings are equal, by a model fitted to the trials; they are not verdicts.',
-    ),
+    el('p', { class: 'sub' }, note),
   );
 }
 

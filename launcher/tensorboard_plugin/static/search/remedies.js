@@ -3,10 +3,10 @@
 import { headline } from '../shared/controls.js';
 import { el, replace, wholeWords } from '../shared/dom.js';
 import { interval, percent } from '../shared/format.js';
-import { forestAxis, forestRow, forestScale } from '../splits/forest.js';
+import { forestAxis, forestRow } from '../splits/forest.js';
+import { forestTable } from './effects.js';
 
 const TITLE = 'Remedies';
-const COLUMNS = ['code', 'forest', 'percent', 'interval', 'verdict', 'place roomy', 'why roomy'];
 
 /**
  * Draws the view into `host`.
@@ -42,39 +42,17 @@ function remediesTable(remedies) {
       el('td', { class: 'muted roomy' }, why),
     ),
   );
-  const names = [['%', 'right'], ['95 % interval', 'right'], ['verdict', ''], ['place', 'roomy'], ['', 'roomy']];
-  return el(
-    'section',
-    { class: 'searched', 'aria-label': TITLE },
-    el('h2', {}, TITLE),
-    el(
-      'table',
-      { class: 'grid dense effects remedies', 'aria-label': TITLE },
-      el('colgroup', {}, COLUMNS.map((name) => el('col', { class: `c-${name}` }))),
-      el(
-        'thead',
-        {},
-        el(
-          'tr',
-          {},
-          el('th', { scope: 'col' }, 'remedy'),
-          el('th', { scope: 'col', class: 'c-forest' }, 'step time, %'),
-          names.map(([name, look]) => el('th', { scope: 'col', class: look }, name)),
-        ),
-      ),
-      el(
-        'tbody',
-        {},
-        rows,
-        el('tr', { class: 'axis-row plain' }, el('td', {}), el('td', {}, forestScale(axis)), el('td', { colspan: 5 })),
-      ),
-    ),
-    el(
-      'p',
-      { class: 'sub' },
-      'What is kept is compared with the same set without it, on launches that took part in no choice. The figures of the others are from a few trials.',
-    ),
-  );
+  return forestTable({
+    title: TITLE,
+    look: 'effects remedies',
+    columns: ['code', 'forest', 'percent', 'interval', 'verdict', 'place roomy', 'why roomy'],
+    before: ['remedy'],
+    time: 'step time',
+    after: [['%', 'right'], ['95 % interval', 'right'], ['verdict', ''], ['place', 'roomy'], ['', 'roomy']],
+    axis,
+    rows,
+    note: 'What is kept is compared with the same set without it, on launches that took part in no choice. The figures of the others are from a few trials.',
+  });
 }
 
 /** @param {RemedyResult} remedy @returns {DrawnDifference | null} */
