@@ -181,7 +181,9 @@ def improved(
     )
     to_try = [row for row in rows if not row.refusal]
     # There may not be time for all.
-    to_try.sort(key=lambda row: (bool(row.remedy.cost), -shares.get(row.remedy.part, 100.0)))
+    to_try.sort(
+        key=lambda row: (bool(row.remedy.cost), not row.replaces, -shares.get(row.remedy.part, 100.0))
+    )
     if not to_try or not any(first.losses(0)):
         return keep(replace(start, complete=True))
     steps = steps_of_launch(first.of(0))
@@ -251,6 +253,7 @@ def surroundings(search: RemedySearch) -> Surroundings:
         threads=stated_threads(search.spec),
         share=share,
         numerics=search.numerics,
+        stated=frozenset(search.spec.stated),
     )
 
 

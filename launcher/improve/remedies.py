@@ -46,6 +46,8 @@ class Surroundings:
     """A rank's share of the cores."""
     numerics: bool = False
     """Whether what changes numerics is tried, too."""
+    stated: frozenset[str] = frozenset()
+    """The keys that a workload's job states."""
 
 
 Fits = Callable[[Mapping[str, str], Surroundings], bool]
@@ -389,6 +391,8 @@ class Candidate:
     """Why it isn't tried; empty: it is."""
     keys: Settings = field(default_factory=dict)
     """Keys of a workload's job; empty for a program."""
+    replaces: bool = False
+    """Whether the program or job states another value, which is a more likely loss than a default is."""
 
     @property
     def settings(self) -> Settings:
@@ -457,7 +461,8 @@ def candidates(
         stated = remedy.arguments(around) if callable(remedy.arguments) else remedy.arguments
         # A keyword that is False only undoes what the call gives.
         arguments = {key: value for key, value in stated.items() if value is not False or key in given}
-        yield Candidate(remedy, found, arguments, _refusal(remedy, found, around, shares))
+        replaces = remedy.call == "env" or any(key in given for key in arguments)
+        yield Candidate(remedy, found, arguments, _refusal(remedy, found, around, shares), replaces=replaces)
 
 
 def _of_workload(
@@ -470,7 +475,9 @@ def _of_workload(
         if "comm_hook" in keys:  # gpurun's own in bf16 takes every backend
             remedy = replace(remedy, on="all")
         if keys and changes and remedy.fits(given, around):
-            yield Candidate(remedy, None, refusal=_refusal(remedy, None, around, shares), keys=keys)
+            refusal = _refusal(remedy, None, around, shares)
+            replaces = not around.stated.isdisjoint(keys)
+            yield Candidate(remedy, None, refusal=refusal, keys=keys, replaces=replaces)
 
 
 def _site_of(remedy: Remedy, sites: Sequence[CallSite]) -> CallSite | None:

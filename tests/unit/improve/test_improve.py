@@ -228,6 +228,13 @@ def test_of_a_workload_the_keys_of_its_job_are_changed(tmp_path: Path) -> None:
         changes_to_write(found, tmp_path)
 
 
+def test_what_the_job_states_otherwise_is_tried_first(tmp_path: Path) -> None:
+    """Communication takes least of a step."""
+    program = StandIn()
+    searched_job(program, tmp_path)
+    assert program.stages[1][1][:3] == [(), ("bucket_mb: 100",), ("bucket_mb: 25",)]
+
+
 def test_a_key_that_the_command_line_states_is_not_written_into_the_job(tmp_path: Path) -> None:
     found = searched_job(StandIn(times={"bucket_mb: 25": 0.9}), tmp_path, "bucket_mb=1")
     assert [each.code for each in found.kept] == ["bucket_mb: 25"]

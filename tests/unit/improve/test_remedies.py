@@ -128,6 +128,15 @@ def test_keys_that_would_change_something_are_tried(
     assert [each.code for each in found] == codes
 
 
+def test_remedies_of_what_the_program_writes_are_told_from_those_of_defaults() -> None:
+    called = site("DistributedDataParallel", find_unused_parameters="True")
+    found = {each.code: each.replaces for each in candidates([called], WIDE, SHARES)}
+    assert [code for code, replaces in found.items() if replaces] == [
+        "DistributedDataParallel(find_unused_parameters=False)",
+        "OMP_NUM_THREADS=7",
+    ]
+
+
 def test_the_keys_of_several_remedies_are_set_at_once() -> None:
     rows = candidates([job(workers=0, bucket_mb=1, accumulate=4, sync_every=1)], AROUND, SHARES)
     chosen = ("workers", "default buckets", "one average of the gradients")
