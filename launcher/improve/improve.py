@@ -80,6 +80,9 @@ MOST_FIRST = 2
 """Comparisons of remedies that weren't compared before: where none helps, each keeps something in 2.5 %."""
 SHARE_OF_FIRST = 0.6
 """The share of the time that is left, where what drops out may have to be left out or replaced."""
+LIKELY_PERCENT, LIKELY_SHARE = -10.0, 1 / 3
+"""A remedy that gains so much in its trials, and this share of the largest gain, is rarely one that doesn't
+help."""
 IN_MOST = 0.8
 """The least share of the steps: a call that is made in fewer belongs to something rare, as a log line."""
 AT_LEAST_TWO = 1.8
@@ -200,11 +203,10 @@ def improved(
         if size < 2:
             start = replace(start, needs_s=search.spent_s + seconds_to_compare(1, with_start_s))
             break
-        # All of them, the program as it is, and all without each.
-        room = min(MOST_TOGETHER, max(1, math.floor(SHARE_OF_FIRST * size) - 2))
         if not chosen:
+            room = room_for(size, num_likely([tried[row.code].percent or 0.0 for row in waiting]))
             chosen, waiting = waiting[:room], waiting[room:]
-        chosen = chosen[:room]
+        chosen = chosen[: room_for(size, len(chosen))]
         has_more = len(chosen) > 1 or (bool(waiting) and number < MOST_FIRST)
         starts_s = max(tried[row.code].start_s or 0.0 for row in chosen)
         last = compared(search, chosen, steps, launch_s + starts_s, number, has_more)
@@ -323,6 +325,23 @@ def seconds_of_launch(first: Stage, more_steps: int) -> float:
     step_ms = first.of(0).step_ms if first.of(0).wall_s is not None else None
     step_s = step_ms.estimate / 1000 if step_ms else 0.0
     return max(1.0, MARGIN * (min(first.launches_s, default=0.0) + BETWEEN_S + more_steps * step_s))
+
+
+def num_likely(percents: Sequence[float]) -> int:
+    """How many of these changes in trials, the largest gain first, are hardly the noise of launches."""
+    limit = min(LIKELY_PERCENT, LIKELY_SHARE * min(percents, default=0.0))
+    return sum(percent <= limit for percent in percents)
+
+
+def room_for(size: float, likely: int) -> int:
+    """How many remedies are compared: all of them, the program as it is, and all without each.
+
+    Args:
+        size: how many sets can be compared in the time that is left.
+        likely: remedies for which no time is left in case that they drop out.
+    """
+    room = max(math.floor(SHARE_OF_FIRST * size) - 2, min(likely, math.floor(size) - 2))
+    return max(1, min(MOST_TOGETHER, room))
 
 
 def compared(

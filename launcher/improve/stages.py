@@ -119,6 +119,8 @@ class RemedySearch:
     spent_s: float = 0.0
     launch_s: float | None = None
     """The seconds that most launches of a later stage take, at most."""
+    first_s: float = 0.0
+    """The seconds that the longest launch of the first stage took."""
 
     def stage(self, name: str, sets: Sequence[Set], *overrides: str, seeds_steps: bool = False) -> Stage:
         """Measures these sets of remedies, or what is missing of that; the first one is the baseline.
@@ -161,6 +163,8 @@ class RemedySearch:
         All launches of the first stage take longer, as they are traced; so do a few later ones that compile.
         """
         self.spent_s += stage.seconds
+        if is_first and not self.first_s:
+            self.first_s = max(stage.launches_s, default=0.0)
         if not is_first and not stage.plan.seeds_steps and (lengths := stage.launches_s):
             self.launch_s = max(self.launch_s or 0.0, median(lengths) + BETWEEN_S)
 
@@ -197,8 +201,8 @@ class RemedySearch:
 
     @property
     def hang_s(self) -> float:
-        """How long a launch may make no step: compiling takes as long."""
-        return min(600.0, max(60.0, self.budget_s / 6))
+        """How long a launch may make no step, as when it compiles, so that time is left for others."""
+        return min(600.0, max(30.0, 3 * self.first_s, self.left_s / 4))
 
     @property
     def left_s(self) -> float:

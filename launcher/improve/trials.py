@@ -134,8 +134,8 @@ class RemedyTrials:
                 f"the budget is too short to try anything: a launch takes {self.launch_s:.0f} s; {need}"
             )
         known = [row for row in to_try if row.code in found]
-        best = best_of(known, found)[:MOST_TOGETHER]
-        if best and len(to_try) > MOST_TOGETHER and (again := self.launches_again(len(best))):
+        best, again = self.again(best_of(known, found)) if len(to_try) > MOST_TOGETHER else ([], 0)
+        if best:
             self.search.say(f"2 of 3: the best {len(best)} of them again")
             found |= self.stage("2-best", best, again)
         found |= self.with_seeded_steps(known, found)
@@ -155,12 +155,15 @@ class RemedyTrials:
         spare_s = self.search.left_s - seconds_to_compare(1, launch_s)
         return math.floor(min(most_s, max(spare_s, 3 * launch_s if is_first else 0.0)) / launch_s)
 
-    def launches_again(self, num: int) -> int:
-        """How often so many remedies can be tried again, and still be compared with the program."""
+    def again(self, best: Sequence[Candidate]) -> tuple[list[Candidate], int]:
+        """Those of the best that can be tried again, how often, and two of them still be proven."""
         launch_s = self.search.launch_s or self.launch_s
-        spare_s = self.search.left_s - seconds_to_compare(num, launch_s)
-        spare_s = min(spare_s, SHARE_OF_TRIALS * self.search.budget_s)
-        return max(0, math.floor(spare_s / launch_s / (num + 1)))
+        for num in range(min(MOST_TOGETHER, len(best)), 0, -1):
+            spare_s = self.search.left_s - seconds_to_compare(min(num, 2), launch_s)
+            launches = math.floor(min(spare_s, SHARE_OF_TRIALS * self.search.budget_s) / launch_s / (num + 1))
+            if launches >= 2 or (launches and num == 1):
+                return list(best[:num]), launches
+        return [], 0
 
     def stage(self, name: str, tried: Sequence[Candidate], launches: int) -> dict[str, RemedyResult]:
         sets: list[Set] = [(), *((row,) for row in tried)]
@@ -198,6 +201,8 @@ class RemedyTrials:
     def judged(self, row: Candidate, stage: Stage, position: int) -> RemedyResult:
         """The verdict of the trials on a remedy."""
         result, base = stage.of(position), result_of(row, self.search)
+        if result.status == "hung" and row.remedy.cost:
+            return replace(base, why=NO_TIME)
         if result.status not in MEASURED or result.step_ms is None:
             return replace(base, verdict="failed", why=(result.reason or result.status).splitlines()[0])
         if row.site is not None and not applied(row, stage.observed(position)):

@@ -10,7 +10,14 @@ import pytest
 from gpurun.launcher.cli.commands.improve import apply
 from gpurun.launcher.compare.model import Difference
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.improve.improve import changes_to_write, gain_of, notes_on, run_improve, shares_of
+from gpurun.launcher.improve.improve import (
+    changes_to_write,
+    gain_of,
+    notes_on,
+    num_likely,
+    run_improve,
+    shares_of,
+)
 from gpurun.launcher.improve.stages import BETWEEN_S, RemedySearch
 from gpurun.launcher.improve.trials import fitting
 from gpurun.launcher.report.terminal.improve import improve_lines
@@ -70,7 +77,7 @@ def test_a_remedy_without_which_the_rest_is_as_fast_is_dropped_and_the_rest_comp
 
 
 def test_where_what_seemed_best_is_dropped_the_next_is_compared_once(tmp_path: Path) -> None:
-    times = {WORKERS: 0.7, FUSED: 0.9, UNUSED: 0.8}
+    times = {WORKERS: 0.92, FUSED: 0.95, UNUSED: 0.94}
     program = StandIn(times, verdicts={WORKERS: "inconclusive", UNUSED: "inconclusive"})
     found = searched(program, tmp_path, budget_s=150.0)
     assert found.kept == []
@@ -85,6 +92,20 @@ def test_the_budget_is_kept_and_is_enough_for_the_best(tmp_path: Path, budget_s:
     found = searched(program, tmp_path, budget_s)
     assert program.spent_s <= budget_s
     assert len(found.kept) == num if budget_s >= 300 else found.kept
+
+
+def test_two_large_gains_are_proven_together_in_two_minutes(tmp_path: Path) -> None:
+    program = StandIn({WORKERS: 0.5, FUSED: 0.75}, scatter=0.03, launch_s=2.3)
+    found = searched(program, tmp_path, budget_s=120.0)
+    assert {each.code for each in found.kept} == {WORKERS, FUSED}
+    assert program.spent_s <= 120
+
+
+@pytest.mark.parametrize(
+    ("percents", "num"), [([], 0), ([-2.0], 0), ([-12.0], 1), ([-60.0, -25.0, -12.0, -4.0], 2)]
+)
+def test_large_gains_are_hardly_noise(percents: list[float], num: int) -> None:
+    assert num_likely(percents) == num
 
 
 def test_where_launches_are_shorter_than_expected_more_is_tried(tmp_path: Path) -> None:
@@ -255,6 +276,17 @@ def test_keys_with_less_precision_are_tried_where_it_is_asked_for(tmp_path: Path
     found = searched_job(StandIn(times={"precision: bf16": 0.5}), tmp_path, numerics=numerics)
     assert verdict(found, "precision: bf16") == ("kept" if numerics else "not tried")
     assert found.keys == ({"precision": "bf16"} if numerics else {})
+
+
+@pytest.mark.parametrize(
+    ("left_s", "first_s", "expected"), [(60.0, 5.0, 30.0), (60.0, 20.0, 60.0), (1800.0, 5.0, 450.0)]
+)
+def test_a_launch_is_waited_for_as_long_as_the_budget_has_time(
+    left_s: float, first_s: float, expected: float
+) -> None:
+    search = object.__new__(RemedySearch)
+    search.budget_s, search.spent_s, search.first_s = left_s + 40, 40.0, first_s
+    assert search.hang_s == expected
 
 
 def test_a_launch_that_compiles_makes_no_other_seem_longer() -> None:
