@@ -37,6 +37,7 @@ from gpurun.launcher.improve.trials import (
     best_of,
     differ,
     dtype_of,
+    num_likely,
     result_of,
     sameness,
     seconds_to_compare,
@@ -72,7 +73,7 @@ from gpurun.launcher.units import format_number, listed
 BUDGET_S = 900.0
 TRACED, AFTER_TRACE = 3, 10
 """Steps of the first launches that are traced, and those after them."""
-LEAST_STEPS, MOST_STEPS, TIMED_S = 20, 400, 1.5
+LEAST_STEPS, MOST_STEPS, TIMED_S = 15, 400, 1.5
 """Steps of a later launch, as many as take so long."""
 MOST_LAUNCHES = 20
 """Launches of each set that are compared in the end: their number isn't chosen by what they show."""
@@ -80,9 +81,6 @@ MOST_FIRST = 2
 """Comparisons of remedies that weren't compared before: where none helps, each keeps something in 2.5 %."""
 SHARE_OF_FIRST = 0.6
 """The share of the time that is left, where what drops out may have to be left out or replaced."""
-LIKELY_PERCENT, LIKELY_SHARE = -10.0, 1 / 3
-"""A remedy that gains so much in its trials, and this share of the largest gain, is rarely one that doesn't
-help."""
 IN_MOST = 0.8
 """The least share of the steps: a call that is made in fewer belongs to something rare, as a log line."""
 AT_LEAST_TWO = 1.8
@@ -314,7 +312,7 @@ def notes_on(first: Stage) -> list[str]:
 def steps_of_launch(original: VariantResult) -> int:
     """The steps of a later launch."""
     step_ms = original.step_ms.estimate if original.step_ms else 1.0
-    return min(MOST_STEPS, max(LEAST_STEPS, 10 + math.ceil(1000 * TIMED_S / step_ms)))
+    return min(MOST_STEPS, max(LEAST_STEPS, 5 + math.ceil(1000 * TIMED_S / step_ms)))
 
 
 def seconds_of_launch(first: Stage, more_steps: int) -> float:
@@ -325,12 +323,6 @@ def seconds_of_launch(first: Stage, more_steps: int) -> float:
     step_ms = first.of(0).step_ms if first.of(0).wall_s is not None else None
     step_s = step_ms.estimate / 1000 if step_ms else 0.0
     return max(1.0, MARGIN * (min(first.launches_s, default=0.0) + BETWEEN_S + more_steps * step_s))
-
-
-def num_likely(percents: Sequence[float]) -> int:
-    """How many of these changes in trials, the largest gain first, are hardly the noise of launches."""
-    limit = min(LIKELY_PERCENT, LIKELY_SHARE * min(percents, default=0.0))
-    return sum(percent <= limit for percent in percents)
 
 
 def room_for(size: float, likely: int) -> int:

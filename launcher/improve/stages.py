@@ -166,7 +166,8 @@ class RemedySearch:
         if is_first and not self.first_s:
             self.first_s = max(stage.launches_s, default=0.0)
         if not is_first and not stage.plan.seeds_steps and (lengths := stage.launches_s):
-            self.launch_s = max(self.launch_s or 0.0, median(lengths) + BETWEEN_S)
+            between_s = max(0.0, stage.seconds - sum(lengths)) / len(lengths)
+            self.launch_s = max(self.launch_s or 0.0, median(lengths) + between_s)
 
     def refuse_writes(self, stage: Stage) -> None:
         """Returns if the program writes only where each launch has its own directory."""

@@ -33,8 +33,11 @@ NEXT, NUM_NEXT, LARGEST = 1e-3, 5, 0.1
 """The largest difference of the next losses in fp32, and in any type; another optimizer shows there."""
 SHARE_OF_TRIALS = 0.4
 """The share of the budget, at the most, in which remedies are tried alone."""
-MOST_TRIALS = 4
-"""Launches of each remedy."""
+MOST_TRIALS, AGAIN = 4, 2
+"""Launches of each remedy, and the fewest for which the best are tried again."""
+LIKELY_PERCENT, LIKELY_SHARE = -10.0, 1 / 3
+"""A remedy that gains so much in its trials, and this share of the largest gain, is rarely one that doesn't
+help."""
 MOST_TOGETHER, LAUNCHES_TO_DECIDE = 4, 6
 """Remedies that are compared in the end, at most, each of which takes launches of its own; and launches of
 each set of them, at least."""
@@ -134,7 +137,8 @@ class RemedyTrials:
                 f"the budget is too short to try anything: a launch takes {self.launch_s:.0f} s; {need}"
             )
         known = [row for row in to_try if row.code in found]
-        best, again = self.again(best_of(known, found)) if len(to_try) > MOST_TOGETHER else ([], 0)
+        best = best_of(known, found) if len(to_try) > MOST_TOGETHER else []
+        best, again = self.again(best, [found[row.code].percent or 0.0 for row in best])
         if best:
             self.search.say(f"2 of 3: the best {len(best)} of them again")
             found |= self.stage("2-best", best, again)
@@ -155,13 +159,17 @@ class RemedyTrials:
         spare_s = self.search.left_s - seconds_to_compare(1, launch_s)
         return math.floor(min(most_s, max(spare_s, 3 * launch_s if is_first else 0.0)) / launch_s)
 
-    def again(self, best: Sequence[Candidate]) -> tuple[list[Candidate], int]:
-        """Those of the best that can be tried again, how often, and two of them still be proven."""
+    def again(self, best: Sequence[Candidate], percents: Sequence[float]) -> tuple[list[Candidate], int]:
+        """Those of the best that can be tried again, and how often, so that all likely ones can be proven.
+
+        Args:
+            percents: their changes so far.
+        """
         launch_s = self.search.launch_s or self.launch_s
-        for num in range(min(MOST_TOGETHER, len(best)), 0, -1):
-            spare_s = self.search.left_s - seconds_to_compare(min(num, 2), launch_s)
+        for num in range(min(MOST_TOGETHER, len(best)), 1, -1):
+            spare_s = self.search.left_s - seconds_to_compare(max(1, num_likely(percents[:num])), launch_s)
             launches = math.floor(min(spare_s, SHARE_OF_TRIALS * self.search.budget_s) / launch_s / (num + 1))
-            if launches >= 2 or (launches and num == 1):
+            if launches >= AGAIN:
                 return list(best[:num]), launches
         return [], 0
 
@@ -257,6 +265,12 @@ class RemedyTrials:
             for code, steps in costly.items()
             if steps > made
         }
+
+
+def num_likely(percents: Sequence[float]) -> int:
+    """How many of these changes in trials, the largest gain first, are hardly the noise of launches."""
+    limit = min(LIKELY_PERCENT, LIKELY_SHARE * min(percents, default=0.0))
+    return sum(percent <= limit for percent in percents)
 
 
 def fitting(rows: Sequence[Candidate], launches: int) -> list[Candidate]:

@@ -13,7 +13,7 @@ def test_all_intervals_of_a_search_hold_together() -> None:
     """With 5 % of misses, 298 searches have more than 24 of them once in 100 such tests."""
     found = searches(300, seed=2, times={WORKERS: 0.7, FUSED: 0.8, UNUSED: 0.75})
     known = [each for each in found if each.kept]
-    assert len(known) > 290
+    assert len(known) > 280
     assert sum(not each.covers for each in known) <= 24
 
 
