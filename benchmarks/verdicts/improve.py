@@ -102,6 +102,8 @@ class Drawn:
     """Remedies that must not be kept."""
     job: str = ""
     """Of a workload."""
+    mbit_per_s: float = 0.0
+    """The rate of the link between ranks; 0: that of the machine."""
 
 
 def slow_dataset(rng: Random) -> Drawn:
@@ -115,17 +117,18 @@ def many_parameters(rng: Random) -> Drawn:
 
 
 def unused(rng: Random) -> Drawn:
-    values = PLAIN | {
-        "layers": rng.randint(150, 300),
-        "optimizer": SGD,
-        "ddp": ", find_unused_parameters=True",
-    }
-    return Drawn(PROGRAM.format(**values), [UNUSED])
+    """Which parameters take part is one more message for each step."""
+    return over_a_slow_link(rng, ", find_unused_parameters=True", UNUSED)
 
 
 def tiny_buckets(rng: Random) -> Drawn:
-    values = PLAIN | {"layers": rng.randint(60, 120), "optimizer": SGD, "ddp": ", bucket_cap_mb=0.001"}
-    return Drawn(PROGRAM.format(**values), [(BUCKETS,)])
+    """Every gradient is sent alone."""
+    return over_a_slow_link(rng, ", bucket_cap_mb=0.000001", (BUCKETS,))
+
+
+def over_a_slow_link(rng: Random, ddp: str, remedies: Sequence[str]) -> Drawn:
+    values = PLAIN | {"width": 4, "layers": rng.randint(3, 6), "optimizer": SGD, "ddp": ddp}
+    return Drawn(PROGRAM.format(**values), [remedies], mbit_per_s=round(rng.uniform(1.0, 3.0), 1))
 
 
 def one_thread(rng: Random) -> Drawn:
@@ -134,7 +137,7 @@ def one_thread(rng: Random) -> Drawn:
 
 
 def two_losses(rng: Random) -> Drawn:
-    values = PLAIN | {"delay_s": 0.003, "layers": rng.randint(150, 300), "optimizer": ADAM}
+    values = PLAIN | {"delay_s": 0.0015, "layers": rng.randint(200, 300), "optimizer": ADAM}
     return Drawn(PROGRAM.format(**values), [(WORKERS,), (OPTIMIZER,)])
 
 
@@ -185,10 +188,10 @@ def copies_of_large_tensors(rng: Random) -> Drawn:
     return Drawn(PROGRAM.format(**values, optimizer=adam), hurts=["Adam(foreach=True"])
 
 
-def workload(remedies: Sequence[str], **values: object) -> Drawn:
-    """One with a loss that these remedies end."""
-    values = OF_WORKLOADS | values
-    return Drawn(WORKLOAD.format(**values), [remedies], job=JOB.format(**values))
+def workload(remedies: Sequence[str], mbit_per_s: float = 0.0, **values: object) -> Drawn:
+    """A workload with a loss that these remedies end."""
+    values, rate = OF_WORKLOADS | values, round(mbit_per_s, 1)
+    return Drawn(WORKLOAD.format(**values), [remedies], job=JOB.format(**values), mbit_per_s=rate)
 
 
 def slow_samples(rng: Random) -> Drawn:
@@ -202,12 +205,14 @@ def plain_optimizer(rng: Random) -> Drawn:
 
 
 def idle_parameters(rng: Random) -> Drawn:
-    """Which DDP looks for in each step."""
-    return workload(("static_graph: ",), layers=rng.randint(150, 300), idle=True)
+    """Which DDP looks for in each step, with one more message."""
+    return workload(("static_graph: ",), rng.uniform(1.0, 3.0), layers=rng.randint(3, 6), width=4, idle=True)
 
 
 def small_buckets(rng: Random) -> Drawn:
-    return workload(("bucket_mb: ",), layers=rng.randint(40, 80), width=512, key="bucket_mb: 1")
+    """Every gradient is sent alone."""
+    values = {"layers": rng.randint(3, 6), "width": 4, "key": "bucket_mb: 0.000001"}
+    return workload(("bucket_mb: ",), rng.uniform(1.0, 3.0), **values)
 
 
 def one_thread_each(rng: Random) -> Drawn:
@@ -229,10 +234,15 @@ HURTS = (
     workers_on_a_full_machine, workers_for_small_samples, workers_for_few_batches, compile_of_200_steps,
     one_large_bucket, copies_of_large_tensors,
 )  # fmt: skip
+SLOW_LINK = (
+    "ip link set lo mtu 1500 up && tc qdisc add dev lo root tbf rate {kbit}kbit burst 1600 limit 10000000 "
+    '&& exec "$@"'
+)
+"""In a network namespace of its own, so that it takes root."""
 CELLS = {
-    "planted": (PLANTED, 24, "2m"),
+    "planted": (PLANTED, 20, "2m"),
     "planted in workloads": (IN_WORKLOADS, 10, "2m"),
-    "nothing helps": ((nothing,), 12, "90s"),
+    "nothing helps": ((nothing,), 20, "90s"),
     "hurts": (HURTS, 6, "2m"),
 }
 SIMULATED = 2000
@@ -278,6 +288,9 @@ def run(cell: str, number: int, seed: int = SEED) -> Outcome:
         line = [f"{BIN}/gpurun", "improve", *what, "--json", "--quiet"]
         if program.job:
             (Path(directory) / "job.yaml").write_text(program.job)
+        if program.mbit_per_s:
+            kbit = round(1000 * program.mbit_per_s)
+            line = ["unshare", "--net", "sh", "-c", SLOW_LINK.format(kbit=kbit), "sh", *line]
         began_s = time.monotonic()
         done = subprocess.run(
             [*line, "--budget", CELLS[cell][2], "--out", "found"],
