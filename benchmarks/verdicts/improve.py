@@ -8,6 +8,7 @@ With another `--seed` it draws others, to build with, and writes no section.
 import argparse
 import json
 import os
+import re
 import subprocess
 import tempfile
 import time
@@ -133,7 +134,8 @@ def over_a_slow_link(rng: Random, ddp: str, remedies: Sequence[str]) -> Drawn:
 
 def one_thread(rng: Random) -> Drawn:
     values = PLAIN | {"width": rng.randint(600, 900), "batch": 256, "layers": 3, "optimizer": SGD}
-    return Drawn(PROGRAM.format(**values), [(THREADS,)], "cpu:1", {"OMP_NUM_THREADS": "1"})
+    text = without_loader(PROGRAM.format(**values))
+    return Drawn(text, [(THREADS,)], "cpu:1", {"OMP_NUM_THREADS": "1"})
 
 
 def two_losses(rng: Random) -> Drawn:
@@ -141,12 +143,17 @@ def two_losses(rng: Random) -> Drawn:
     return Drawn(PROGRAM.format(**values), [(WORKERS,), (OPTIMIZER,)])
 
 
+def without_loader(text: str) -> str:
+    """The program with the same samples in each step."""
+    loop = r"samples = torch.randn(\1, layers[0].in_features)\nfor batch in itertools.repeat(samples):"
+    text = re.sub(r"for batch in DataLoader\(Samples\(\), batch_size=(\d+)\):", loop, text)
+    return f"import itertools\n{text}"
+
+
 def nothing(rng: Random) -> Drawn:
     """Matrix products on all cores."""
     values = PLAIN | {"width": rng.randint(500, 800), "batch": 128, "layers": 3, "optimizer": SGD}
-    return Drawn(
-        PROGRAM.format(**values).replace("for batch in DataLoader(Samples(), batch_size=128):", LOOP)
-    )
+    return Drawn(without_loader(PROGRAM.format(**values)))
 
 
 def workers_on_a_full_machine(rng: Random) -> Drawn:
@@ -209,10 +216,9 @@ def idle_parameters(rng: Random) -> Drawn:
     return workload(("static_graph: ",), rng.uniform(1.0, 3.0), layers=rng.randint(3, 6), width=4, idle=True)
 
 
-def small_buckets(rng: Random) -> Drawn:
-    """Every gradient is sent alone."""
-    values = {"layers": rng.randint(3, 6), "width": 4, "key": "bucket_mb: 0.000001"}
-    return workload(("bucket_mb: ",), rng.uniform(1.0, 3.0), **values)
+def averages_of_each_micro_batch(rng: Random) -> Drawn:
+    values = {"layers": rng.randint(3, 6), "width": 4, "key": "accumulate: 4\nsync_every: 1"}
+    return workload(("no sync_every",), rng.uniform(1.0, 3.0), **values)
 
 
 def one_thread_each(rng: Random) -> Drawn:
@@ -225,10 +231,10 @@ def checkpointed(rng: Random) -> Drawn:
     return workload(("checkpointing: ",), key="checkpointing: full", **values)
 
 
-LOOP = "batch = torch.randn(128, layers[0].in_features)\nwhile True:"
 PLANTED = (slow_dataset, many_parameters, unused, tiny_buckets, one_thread, two_losses)
 IN_WORKLOADS = (
-    slow_samples, plain_optimizer, idle_parameters, small_buckets, one_thread_each, checkpointed,
+    slow_samples, plain_optimizer, idle_parameters, averages_of_each_micro_batch, one_thread_each,
+    checkpointed,
 )  # fmt: skip
 HURTS = (
     workers_on_a_full_machine, workers_for_small_samples, workers_for_few_batches, compile_of_200_steps,

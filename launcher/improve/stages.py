@@ -37,7 +37,7 @@ from gpurun.launcher.rundir.files import RunDir, read_json
 from gpurun.launcher.rundir.records import MEASURED, Observed, elapsed_s
 
 Set = tuple[Candidate, ...]
-BETWEEN_S = 0.5
+BETWEEN_S = 0.2
 """From the end of a launch to the beginning of the next."""
 ROUNDS = 4
 """Rounds in a launch of a workload."""
@@ -72,6 +72,13 @@ class Stage:
     def launches_s(self) -> list[float]:
         """The length of each launch."""
         return [elapsed_s(each) for each in self.run.read_all_events().values() if each]
+
+    def length_s(self, position: int) -> float | None:
+        """The median length of a set's launches; `None`: none has begun."""
+        own = {launch.id for launch in self.plan.launches if self.ids[position] in launch.variants}
+        events = self.run.read_all_events().items()
+        found = [elapsed_s(each) for name, each in events if each and name.partition("~")[0] in own]
+        return median(found) if found else None
 
     def num_steps(self, position: int) -> int:
         """The steps of a set's longest launch that all ranks have."""
@@ -142,14 +149,14 @@ class RemedySearch:
         plan = replace(plan, baseline=ids[0], observe=True, seeds_steps=seeds_steps)
         run = run_to_resume(before, plan) if before else open_run(given, spec, plan, machine, path)
         if before and (earlier := compare_run(run)).complete:
-            self.note(found := Stage(run, plan, earlier, ids), is_first=not any(settings))
+            self.note(found := Stage(run, plan, earlier, ids), sets)
             return found
         resumed = let_run_again(run, plan, software_of(machine), given.directory) if before else None
         ready = Prepared(plan, spec, run, given.directory, machine, resumed=resumed)
         self.pools.keep_only(ready.environments)
         finished = carry_out(ready, self.pools, self.output)
         found = Stage(run, plan, finished.comparison, ids)
-        self.note(found, is_first=not any(settings))
+        self.note(found, sets)
         if isinstance(finished.error, Interrupted):
             raise finished.error
         self.refuse_writes(found)
@@ -157,17 +164,19 @@ class RemedySearch:
             raise finished.error
         return found
 
-    def note(self, stage: Stage, is_first: bool) -> None:
-        """Adds up what stages take, and learns how long a launch takes.
+    def note(self, stage: Stage, sets: Sequence[Set]) -> None:
+        """Adds up what stages take, and learns how long launches take that cost nothing at their start.
 
-        All launches of the first stage take longer, as they are traced; so do a few later ones that compile.
+        All launches of the first stage take longer, as they are traced.
         """
         self.spent_s += stage.seconds
-        if is_first and not self.first_s:
-            self.first_s = max(stage.launches_s, default=0.0)
-        if not is_first and not stage.plan.seeds_steps and (lengths := stage.launches_s):
-            between_s = max(0.0, stage.seconds - sum(lengths)) / len(lengths)
-            self.launch_s = max(self.launch_s or 0.0, median(lengths) + between_s)
+        if not any(sets):
+            self.first_s = self.first_s or max(stage.launches_s, default=0.0)
+        elif not stage.plan.seeds_steps:
+            plain = (at for at, chosen in enumerate(sets) if not any(row.remedy.cost for row in chosen))
+            lengths = [length for at in plain if (length := stage.length_s(at)) is not None]
+            if lengths:
+                self.launch_s = max(self.launch_s or 0.0, median(lengths) + BETWEEN_S)
 
     def refuse_writes(self, stage: Stage) -> None:
         """Returns if the program writes only where each launch has its own directory."""

@@ -227,12 +227,14 @@ class RemedyTrials:
             return replace(base, verdict="changes numerics", percent=percent, why=_LOSSES[trains])
         if percent > TRIED_PERCENT or trains in _LOSSES:
             return replace(base, why=_LOSSES.get(trains, "no gain in its trials"))
-        return self.with_cost(row, replace(base, percent=percent), stage.of(0), result)
+        return self.with_cost(row, replace(base, percent=percent), stage, position)
 
-    def with_cost(
-        self, row: Candidate, found: RemedyResult, original: VariantResult, result: VariantResult
-    ) -> RemedyResult:
-        """With what the remedy costs at each start, and from how many steps on it pays."""
+    def with_cost(self, row: Candidate, found: RemedyResult, stage: Stage, position: int) -> RemedyResult:
+        """With what the remedy costs at each start and, of a program, from how many steps on it pays."""
+        original, result = stage.of(0), stage.of(position)
+        if row.keys and row.remedy.cost:
+            longer_s = (stage.length_s(position) or 0.0) - (stage.length_s(0) or 0.0)
+            return replace(found, why=row.remedy.cost, start_s=round(max(0.0, longer_s), 1))
         saved_ms = _step_ms(original) - _step_ms(result)
         start_s = (result.wall_s or 0.0) - (original.wall_s or 0.0) + self.steps * saved_ms / 1000
         if not row.remedy.cost or result.wall_s is None or start_s < 1 or saved_ms <= 0:

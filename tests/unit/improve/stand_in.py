@@ -38,7 +38,7 @@ WORKERS, UNUSED, FUSED = (
 JOB = "workload: mlp  # ours\ndevices: [cpu:0, cpu:1]\nglobal_batch: 64\nbucket_mb: 1\n"
 KEYS = {
     "workers": "0", "bucket_mb": "1", "optimizer": "'default'", "foreach": "None", "fused": "None",
-    "precision": "'fp32'",
+    "precision": "'fp32'", "compile": "False",
 }  # fmt: skip
 
 
@@ -113,6 +113,11 @@ class StandInStage:
     def launches_s(self) -> list[float]:
         return [3.9]
 
+    def length_s(self, position: int) -> float:
+        return self.program.launch_s + sum(
+            self.program.starts_s.get(code, 0.0) for code in self.sets[position]
+        )
+
     def num_steps(self, position: int) -> int:
         return min(self.program.num_steps, self.steps) - 1
 
@@ -157,7 +162,8 @@ class StandInSearch(RemedySearch):
         assert not (self.program.keys and "limit" in " ".join(overrides)), "a workload has rounds"
         found = StandInStage(self, sets, launches, steps, seeds_steps)
         self.program.stages.append((name, found.sets))
-        self.spent_s = self.program.spent_s = self.spent_s + self.program.launch_s * len(sets) * launches
+        took_s = launches * sum(found.length_s(position) for position in range(len(sets)))
+        self.spent_s = self.program.spent_s = self.spent_s + took_s
         self.launch_s = None if name.startswith("1") else self.program.launch_s
         return found
 

@@ -17,7 +17,7 @@ from gpurun.launcher.improve.improve import (
     run_improve,
     shares_of,
 )
-from gpurun.launcher.improve.stages import RemedySearch
+from gpurun.launcher.improve.stages import BETWEEN_S, RemedySearch
 from gpurun.launcher.improve.trials import fitting, num_likely
 from gpurun.launcher.report.terminal.improve import improve_lines
 from gpurun.launcher.run.job import Output
@@ -290,12 +290,22 @@ def test_a_launch_is_waited_for_as_long_as_the_budget_has_time(
 
 def test_a_launch_that_compiles_makes_no_other_seem_longer() -> None:
     search = object.__new__(RemedySearch)
-    search.spent_s, search.launch_s = 0.0, None
+    search.spent_s, search.first_s, search.launch_s = 0.0, 4.0, None
+    rows = {name: SimpleNamespace(remedy=SimpleNamespace(cost=name)) for name in ("", "compiles")}
     stage = SimpleNamespace(
-        seconds=19.0, plan=SimpleNamespace(seeds_steps=False), launches_s=[3.0, 3.0, 12.0]
+        seconds=19.0, plan=SimpleNamespace(seeds_steps=False), length_s=(3.0, 12.0).__getitem__
     )
-    search.note(cast(Any, stage), is_first=False)
-    assert (search.spent_s, search.launch_s) == (19.0, pytest.approx(3.0 + 1 / 3))
+    search.note(cast(Any, stage), cast(Any, [(rows[""],), (rows["compiles"],)]))
+    assert (search.spent_s, search.launch_s) == (19.0, 3.0 + BETWEEN_S)
+    search.note(cast(Any, stage), cast(Any, [(rows["compiles"],)]))
+    assert search.launch_s == 3.0 + BETWEEN_S
+
+
+def test_what_a_key_costs_at_each_start_is_seen_by_its_launches(tmp_path: Path) -> None:
+    program = StandIn({"bucket_mb: 25": 0.9, "compile: true": 0.7}, starts_s={"compile: true": 8.0})
+    found = searched_job(program, tmp_path)
+    assert program.spent_s <= 600
+    assert next(each.start_s for each in found.remedies if each.code == "compile: true") == 8.0
 
 
 @pytest.mark.parametrize(("launches", "fit"), [(0, 0), (1, 1), (4, 1), (5, 2)])
