@@ -74,10 +74,11 @@ class Stage:
         return [elapsed_s(each) for each in self.run.read_all_events().values() if each]
 
     def length_s(self, position: int) -> float | None:
-        """The median length of a set's launches; `None`: none has begun."""
-        own = {launch.id for launch in self.plan.launches if self.ids[position] in launch.variants}
-        events = self.run.read_all_events().items()
-        found = [elapsed_s(each) for name, each in events if each and name.partition("~")[0] in own]
+        """The median time of a set's launches, its share of those with other sets; `None`: none has begun."""
+        num = {launch.id: len(launch.variants) for launch in self.plan.launches
+               if self.ids[position] in launch.variants}  # fmt: skip
+        events = ((name.partition("~")[0], each) for name, each in self.run.read_all_events().items())
+        found = [elapsed_s(each) / num[name] for name, each in events if each and name in num]
         return median(found) if found else None
 
     def num_steps(self, position: int) -> int:
