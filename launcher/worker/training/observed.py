@@ -70,7 +70,7 @@ def given_to(trainer: Trainer, config: LaunchConfig, run: RunDir) -> Iterator[tu
     """The keys of the job that have an effect on this workload, with their values as Python writes them."""
     workload, model = trainer.workload, trainer.model
     found: dict[str, Any] = {name: getattr(config, name) for name in ("compile", "threads", "precision")}
-    if config.variants[0].accumulate > 1 and config.has("sync_every"):
+    if config.variants[0].accumulate > 1 and trainer.strategy.world_size > 1:
         found["sync_every"] = config.variants[0].sync_every or config.variants[0].accumulate
         found["accumulate"] = config.variants[0].accumulate
     if config.has("split") and len(config.devices) > 1:

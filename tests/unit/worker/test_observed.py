@@ -1,7 +1,9 @@
 """Which keys of a job have an effect on a workload."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -58,3 +60,18 @@ def test_keys_that_have_an_effect_are_given_with_their_values(
 ) -> None:
     config = launch_config(VariantConfig("v", (4,), 1), **options)
     assert dict(given_to(Trainer(workload, config, 0), config, RunDir(tmp_path))) == expected
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "sync_every", "expected"), [(4, 1, "1"), (4, None, "4"), (1, None, None)]
+)
+def test_averages_within_a_step_are_a_key_where_there_can_be_several(
+    tmp_path: Path, accumulate: int, sync_every: int | None, expected: str | None
+) -> None:
+    variant = VariantConfig("v", (4, 4), 1)
+    config = launch_config(variant)
+    trainer = Trainer(linear(), config, 0)
+    trainer.strategy = cast(Any, SimpleNamespace(world_size=2))
+    variant = replace(variant, accumulate=accumulate, sync_every=sync_every)
+    found = dict(given_to(trainer, replace(config, variants=(variant,)), RunDir(tmp_path)))
+    assert (found.get("sync_every"), found.get("accumulate")) == (expected, expected and str(accumulate))
