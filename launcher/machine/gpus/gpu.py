@@ -42,7 +42,7 @@ class Gpu:
     processes: tuple[GpuProcess, ...] | None
     """`None` where the driver doesn't list them."""
     peer_links: Mapping[int, str]
-    """Index of another GPU → `NVLink 18x`, or the way over PCIe."""
+    """Index of another GPU → `NVLink 18x`, `NVLink` where links aren't counted, or the way over PCIe."""
     sm_clock_mhz: int | None
     max_sm_clock_mhz: int | None
     power_w: float | None

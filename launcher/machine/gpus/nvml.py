@@ -107,8 +107,12 @@ def inspect_nvidia_gpus(environ: Mapping[str, str], root: Path = Path("/"), bind
         nvml.nvmlShutdown()
 
 
-P2P_READ, P2P_OK = 0, 0
-"""`NVML_P2P_CAPS_INDEX_READ` and `NVML_P2P_STATUS_OK`: without peer access, messages go through the host."""
+P2P_READ, P2P_NVLINK, P2P_OK = 0, 2, 0
+"""`NVML_P2P_CAPS_INDEX_READ` and `_NVLINK`, and `NVML_P2P_STATUS_OK`: without peer access, messages go through
+the host.
+
+Source: `nvmlGpuP2PCapsIndex_t` of the NVML API reference.
+"""
 
 
 def _version_of_module(root: Path) -> str | None:
@@ -302,10 +306,15 @@ def _peer_links(nvml: Any, index: int, handles: Sequence[Any]) -> dict[int, str]
 
 
 def _peer_link(nvml: Any, handle: Any, other: Any, to_switch: int, by_bus: Mapping[str, int]) -> str:
-    """Links through an NVSwitch reach every GPU behind it, direct ones only their own peer."""
+    """Links through an NVSwitch reach every GPU behind it, direct ones only their own peer.
+
+    In a virtual machine single links may not be reported, but whether there are any between two GPUs.
+    """
     direct = by_bus.get(_bus(ask(nvml, "nvmlDeviceGetPciInfo", other)), 0)
     if direct or (to_switch and _nvlinks(nvml, other)[0]):
         return f"NVLink {direct or to_switch}x"
+    if ask(nvml, "nvmlDeviceGetP2PStatus", handle, other, P2P_NVLINK) == P2P_OK:
+        return "NVLink"
     level = ask(nvml, "nvmlDeviceGetTopologyCommonAncestor", handle, other)
     link = COMMON_ANCESTOR.get(level, "PCIe") if level is not None else "PCIe"
     has_access = ask(nvml, "nvmlDeviceGetP2PStatus", handle, other, P2P_READ) in (None, P2P_OK)

@@ -65,7 +65,7 @@ def fake(links: Mapping[int, tuple[int, ...]] | None = None) -> Any:
         nvmlDeviceGetNvLinkRemoteDeviceType=lambda handle, number: 2 if link(handle, number) == -1 else 0,
         nvmlDeviceGetNvLinkRemotePciInfo=lambda handle, number: bus(link(handle, number)),
         nvmlDeviceGetTopologyCommonAncestor=lambda a, b: 40,
-        nvmlDeviceGetP2PStatus=lambda a, b, index: 0,
+        nvmlDeviceGetP2PStatus=lambda a, b, index: 5 if index == 2 else 0,  # not over NVLink
     )
 
 

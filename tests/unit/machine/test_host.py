@@ -73,8 +73,13 @@ def test_devices_count_as_cuda_counts_them(visible: str | None, uuids: tuple[str
             {"nvmlDeviceGetP2PStatus": lambda a, b, index: 5},
             {1: "PCIe, one CPU, no peer access"},
         ),
+        (
+            "2,1",
+            {"nvmlDeviceGetNvLinkState": unsupported, "nvmlDeviceGetP2PStatus": lambda a, b, index: 0},
+            {1: "NVLink"},
+        ),
     ],
-    ids=["all", "visible ones", "behind a switch", "messages go through the host"],
+    ids=["all", "visible ones", "behind a switch", "messages go through the host", "virtual machine"],
 )
 def test_links_count_between_visible_devices(
     visible: str | None, changes: dict[str, Any], links: dict[int, str]
