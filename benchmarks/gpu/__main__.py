@@ -27,7 +27,8 @@ FOUND = "FOUND: "
 """How a line begins that `results.txt` takes from the log of a check."""
 LEAST_S = 15
 CAPTURE_BEGINS_S = 40
-MAX_TRACES_BYTES = 15_000_000
+MAX_ARCHIVE_BYTES = 15_000_000
+"""Of the archive: a machine that is lent may give back small files only."""
 ARCHIVE = "results.tar.gz"
 
 
@@ -446,18 +447,14 @@ def _environment(wheels: Path | None, directory: Path) -> dict[str, str]:
 
 
 def _pack(out: Path) -> None:
-    """All results as one file, with the smallest traces."""
+    """Results as one file of a size that can be taken along: traces last, small files before large ones."""
     files = [path for path in out.rglob("*") if path.is_file() and not path.name.startswith(ARCHIVE)]
-    traces = sorted((path for path in files if path.name.endswith(".json.gz")), key=_size)
-    chosen = [path for path in files if not path.name.endswith((".json.gz", ".pickle"))]
-    taken = 0
-    for path in traces:
-        taken += _size(path)
-        chosen += [path] if taken < MAX_TRACES_BYTES else []
+    chosen = [path for path in files if not path.name.endswith(".pickle")]
     draft = out / f"{ARCHIVE}.new"
-    with tarfile.open(draft, "w:gz", compresslevel=1) as archive:
-        for path in chosen:
-            archive.add(path, path.relative_to(out))
+    with draft.open("wb") as file, tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as archive:
+        for path in sorted(chosen, key=lambda path: (path.name.endswith(".json.gz"), _size(path))):
+            if file.tell() + _size(path) < MAX_ARCHIVE_BYTES:
+                archive.add(path, path.relative_to(out))
     shutil.move(draft, out / ARCHIVE)
 
 

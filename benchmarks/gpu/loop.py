@@ -5,7 +5,6 @@
 On a GPU also events against the GPU work of a trace of the same steps, and what an event costs the host.
 """
 
-import json
 import math
 import random
 import sys
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from benchmarks.gpu.summary import AGREE_PERCENT, steps_ms
+from benchmarks.gpu.summary import AGREE_PERCENT, events_of, steps_ms
 from benchmarks.timing import centre_and_interval
 from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.records import VariantConfig
@@ -132,8 +131,9 @@ class Loop:
         self.num_events = 1 + len(timings[0].phases_ns)
         return fmean(timing.step_ns for timing in timings) / 1e6
 
-    def traced_ms(self, path: Path) -> tuple[float, float]:
-        """Mean milliseconds of steps in one traced run: by events, and by the GPU's work in the trace."""
+    def traced_ms(self, path: Path) -> tuple[float, float | None]:
+        """Mean milliseconds of steps in one traced run: by events, and by the GPU's work in the trace; `None`
+        where a profiler that may not use CUPTI has recorded none."""
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
             self.step(0)
             events = [torch.cuda.Event(enable_timing=True) for _ in range(TRACED_STEPS + 1)]
@@ -144,9 +144,9 @@ class Loop:
                 events[number + 1].record()
             self.sync(self.device)
         recorded.export_chrome_trace(str(path))
-        by_work, _, _ = steps_ms(json.loads(path.read_text())["traceEvents"])
+        by_work, _, _ = steps_ms(events_of(path))
         by_events = [events[i].elapsed_time(events[i + 1]) for i in range(1, TRACED_STEPS)]
-        return fmean(by_events), fmean(by_work)
+        return fmean(by_events), fmean(by_work) if by_work else None
 
 
 def compare(name: str, chosen: Model, device: torch.device, out: Path, event_ms: float) -> tuple[Loop, bool]:
@@ -192,8 +192,10 @@ def is_slower(
     )
 
 
-def is_off(name: str, by_events_ms: float, by_work_ms: float) -> bool:
-    """Whether events differ too much from the GPU's work in a trace; says by how much."""
+def is_off(name: str, by_events_ms: float, by_work_ms: float | None) -> bool:
+    """Whether events differ too much from the GPU's work in a trace, or there is none; says by how much."""
+    if by_work_ms is None:
+        return said(f"{name}: events {by_events_ms:.4g} ms, no GPU work in the trace", is_wrong=True)
     off = 100 * (by_events_ms / by_work_ms - 1)
     text = f"{name}: events {by_events_ms:.4g} ms, GPU work {by_work_ms:.4g} ms: {off:+.2f} %"
     return said(text, is_wrong=abs(off) > AGREE_PERCENT)
@@ -236,7 +238,7 @@ def main() -> int:
     if not is_gpu:
         return 0
     wrong = [is_wrong for _, is_wrong in compared.values()]
-    wrong += [is_off(name, *loop.traced_ms(out / f"{name}.json")) for name, (loop, _) in compared.items()]
+    wrong += [is_off(name, *loop.traced_ms(out / f"{name}.json.gz")) for name, (loop, _) in compared.items()]
     return int(any(wrong))
 
 

@@ -61,15 +61,19 @@ def _known(figures: Mapping[str, Any]) -> str:
 
 def agreement(path: Path, timed_ms: float) -> str:
     """Timed steps by events against traced ones; and launches without a kernel."""
-    with gzip.open(path) as file:
-        events = [each for each in json.load(file)["traceEvents"] if each.get("ph") == "X"]
-    by_work, by_marks, lost = steps_ms(events)
+    by_work, by_marks, lost = steps_ms(events_of(path))
     if not by_work:  # a profiler makes steps of a CPU longer: there is nothing to agree with
         return f"timed {timed_ms:.4g} ms, {len(by_marks)} traced steps without GPU work"
     traced_ms = mean(by_work)
     off = 100 * (traced_ms / timed_ms - 1)
     verdict = "agrees" if abs(off) <= AGREE_PERCENT else "DIFFERS"
     return f"timed {timed_ms:.4g} ms, traced {traced_ms:.4g} ms: {off:+.2f} % {verdict}; {lost} launches lost"
+
+
+def events_of(path: Path) -> list[dict[str, Any]]:
+    """The events of a trace that last some time."""
+    with gzip.open(path) as file:
+        return [each for each in json.load(file)["traceEvents"] if each.get("ph") == "X"]
 
 
 def steps_ms(events: list[dict[str, Any]]) -> tuple[list[float], list[float], int]:

@@ -1,8 +1,10 @@
 """The command that runs the benchmarks."""
 
+import os
 import random
 import re
 import sys
+import tarfile
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
@@ -82,8 +84,41 @@ def test_events_that_differ_from_the_gpus_work_fail() -> None:
     assert loop.is_off("mlp", 1.95, 2.0)
 
 
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_a_trace_without_the_gpus_work_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    event = SimpleNamespace(record=lambda: None, elapsed_time=lambda end: 1.5)
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: event)
+    found = loop.Loop(loop.REHEARSED["mlp"], torch.device("cpu"), tmp_path)
+    assert found.traced_ms(tmp_path / "mlp.json.gz") == (1.5, None)
+    assert loop.is_off("mlp", 1.5, None)
+
+
 def test_a_tool_that_a_container_lacks_ends_no_check_for_a_gpu(tmp_path: Path) -> None:
     assert gpu_checks.Bench("cuda:0", tmp_path).run("nvidia-smi-of-no-machine") == 127
+
+
+def test_what_checks_for_a_gpu_found_can_be_taken_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_checks, "MAX_ARCHIVE_BYTES", 100_000)
+    sizes = {
+        "b.json.gz": 30_000,
+        "a.json.gz": 40_000,
+        "large.json.gz": 50_000,
+        "run.log": 20_000,
+        "m.pickle": 1,
+    }
+    for name, size in sizes.items():
+        (tmp_path / name).write_bytes(os.urandom(size))
+    gpu_checks._pack(tmp_path)
+    with tarfile.open(tmp_path / gpu_checks.ARCHIVE) as archive:
+        assert archive.getnames() == ["run.log", "b.json.gz", "a.json.gz"]
+    assert (tmp_path / gpu_checks.ARCHIVE).stat().st_size < 100_000
+
+
+def test_results_of_checks_for_a_gpu_stay_between_two_calls() -> None:
+    """What git doesn't ignore counts as a part of the checkout, which a next call may bring anew."""
+    assert "/gpu-results/" in (gpu_checks.ROOT / ".gitignore").read_text().splitlines()
 
 
 def test_checks_for_a_gpu_end_with_their_limit_and_say_what_they_found(
