@@ -359,6 +359,8 @@ def test_a_gpu_that_has_work_is_not_slowed_by_a_rank_that_waits_for_a_core(
     traced = Traced(1, {}, (1,), 1, {0: breakdown}, ())
     waiting = RankFigures(0, device, 8, None, {}, None, None, queue_percent=40.0)
     assert with_breakdown(waiting, traced).queue_percent == percent
+    # Without a trace it isn't known whether the GPU had work.
+    assert with_breakdown(waiting, None).queue_percent == (None if device.startswith("cuda") else 40.0)
 
 
 @pytest.mark.parametrize("stated", [None, 3, "x", {"bf16": "x", "fp32": -1, "fp16": 10.0}])
