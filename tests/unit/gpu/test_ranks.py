@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity
 
 from gpurun.launcher.compare.figures.ranks import rank_figures
-from gpurun.launcher.compare.figures.recorded import MeasuredVariant
+from gpurun.launcher.compare.figures.recorded import MeasuredVariant, typical_ms
 from gpurun.launcher.compare.notes import full_memory
 from gpurun.launcher.inspect.hang_diagnosis import diagnose, find_hang
 from gpurun.launcher.inspect.snapshot import (
@@ -507,6 +507,13 @@ def test_a_rank_of_ddp_has_the_figures_of_its_gpu(tmp_path: Path) -> None:
     loads = {rank: (GpuLoad(rank << 30, 1000.0 + rank),) for rank in (0, 1)}
     ranks = rank_figures(RunDir(tmp_path), recorded("ddp", ("cuda:0", "cuda:1"), loads), None)
     assert [(rank.peak_gib, rank.sm_clock_mhz) for rank in ranks] == [(0.0, 1000.0), (1.0, 1001.0)]
+
+
+@pytest.mark.parametrize(("device", "ms"), [("cuda:0", 1.0), ("cpu:0", 0.6)])
+def test_a_gpus_step_counts_as_it_is_while_its_rank_waits_for_a_core(device: str, ms: float) -> None:
+    waiting = StepRecord("l", 1, 0, 0, "timed", 1_000_000, {}, None, queue_ns=400_000, others_ns=500_000)
+    measured = replace(recorded("single", (device,), {}), steps={0: [waiting]})
+    assert typical_ms(measured)[0] == pytest.approx(ms)
 
 
 def test_clock_and_power_are_columns_where_they_are_known(tmp_path: Path) -> None:
