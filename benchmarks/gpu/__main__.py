@@ -1,9 +1,10 @@
 """`python -m benchmarks.gpu [NAME …]`: ordered checks for a machine with one GPU, the most valuable first.
 
 Never aborts, and ends within a limit: each check has one of its own, and none begins with less than 15 s
-left; those that didn't are named at the end, for a second command. `results.tar.gz` in the results directory
-is all that is to be taken along, and up to date after every check: `results.txt` (a line per check and what
-it found), logs, runs, and the smallest traces. `make gpu-rehearsal` runs it on one CPU device.
+left; those that didn't, or were cut short, are named at the end, for a second command. `results.tar.gz` in
+the results directory is all that is to be taken along, and up to date after every check: `results.txt` (a
+line per check and what it found), logs, runs, and the smallest traces. `make gpu-rehearsal` runs it on one
+CPU device.
 """
 
 import argparse
@@ -362,13 +363,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for check in CHECKS
         if check.name in (options.names or names) and (bench.on_gpu or not check.only_gpu)
     ]
-    with tempfile.TemporaryDirectory() as directory, (out / "results.txt").open("a") as results:
+    with tempfile.TemporaryDirectory() as directory, (out / "results.txt").open("a", buffering=1) as results:
         environment = _environment(options.wheels, Path(directory))
-        failed = [line for line in _run_all(wanted, bench, options.limit, environment, results.write) if line]
+        left, failed = [], []
+        for check, code, is_left in _run_all(wanted, bench, options.limit, environment, results.write):
+            left += [check.name] if is_left else []
+            failed += [check.name] if code != 0 else []
     print(f"{len(wanted) - len(failed)} of {len(wanted)} checks passed; results are in {out}")
-    left = [name for name in failed if not (out / f"logs/{name}.log").exists()]
     if left:
-        print(f"not run: python -m benchmarks.gpu {' '.join(left)}")
+        print(f"to run next: python -m benchmarks.gpu {' '.join(left)}")
     return int(bool(failed))
 
 
@@ -378,8 +381,9 @@ def _run_all(
     limit_s: float,
     environment: Mapping[str, str],
     write: Callable[[str], object],
-) -> Iterator[str]:
-    """What was wrong with each; empty where it passed."""
+) -> Iterator[tuple[Check, int | None, bool]]:
+    """Each check, its exit code, `None` where it didn't begin, and whether the limit of all has left it out
+    or cut it short."""
     deadline = time.monotonic() + limit_s
     for check in checks:
         left_s = deadline - time.monotonic()
@@ -395,7 +399,7 @@ def _run_all(
         write("\n".join(lines) + "\n")
         print("\n".join(lines), flush=True)
         _pack(bench.out)
-        yield "" if code == 0 else check.name
+        yield check, code, code is None or (code == 124 and left_s < check.limit_s)
 
 
 def _run(check: Check, bench: Bench, limit_s: float, environment: Mapping[str, str]) -> int:

@@ -134,8 +134,23 @@ def test_checks_for_a_gpu_end_with_their_limit_and_say_what_they_found(
     assert (
         "env: ok after 0 s\n    a GPU\nloop: stopped after 0 s\n    > at work\n1 of 2 checks passed" in said
     )
+    with tarfile.open(tmp_path / gpu_checks.ARCHIVE) as archive:
+        (text,) = (member for member in archive if member.name == "results.txt")
+        assert text.size == (tmp_path / "results.txt").stat().st_size > 0
     assert gpu_checks.main(["env", "--limit", "1", "--device", "cpu:1", "--out", str(tmp_path)]) == 1
     assert "env: not run after 0 s" in (tmp_path / "results.txt").read_text()
+    assert "to run next: python -m benchmarks.gpu env\n" in capsys.readouterr().out
+
+
+def test_a_check_for_a_gpu_that_the_limit_of_all_cuts_short_is_run_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "logs").mkdir()
+    for name, limit_s, is_left in (("selftest", 100, True), ("loop", 100, True), ("h2d", 100, False)):
+        (tmp_path / f"logs/{name}.log").write_text("at work\n")
+        monkeypatch.setattr(gpu_checks, "_run", Mock(return_value=124))
+        gpu_checks.main([name, "--limit", str(limit_s), "--device", "cpu:1", "--out", str(tmp_path)])
+        assert (f"to run next: python -m benchmarks.gpu {name}\n" in capsys.readouterr().out) == is_left
 
 
 def test_figures_of_jobs_add_up_over_calls(wording: Wording) -> None:
