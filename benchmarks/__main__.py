@@ -1,5 +1,6 @@
 """`python -m benchmarks [NAME …]`: all of them, or the named ones; `fuzz [TARGET …]`: input of strangers;
-`launcher_tests FILE …`: torch's tests of its launcher; `corpus DIR`: public traces."""
+`launcher_tests FILE …`: torch's tests of its launcher; `corpus DIR`: public traces; `improve [DIR]`: searches
+of `gpurun improve`, which take hours."""
 
 import argparse
 import importlib
@@ -48,6 +49,9 @@ def main() -> None:
         return
     if sys.argv[1:2] == ["launcher_tests"]:
         importlib.import_module("benchmarks.faults.launcher_tests").main(sys.argv[2:])
+        return
+    if sys.argv[1:2] == ["improve"]:
+        importlib.import_module("benchmarks.verdicts.improve").main(sys.argv[2:])
         return
     if sys.argv[1:2] == ["corpus"]:
         if len(sys.argv) != 3:

@@ -1,6 +1,6 @@
 """Does `gpurun improve` find a loss that was planted in a program or workload, and nothing where none is?
 
-`python -m benchmarks.verdicts.improve DIRECTORY [--only CELL …] [--minutes M]` runs the searches that
+`python -m benchmarks improve [DIRECTORY] [--only CELL …] [--minutes M]` runs the searches that
 DIRECTORY lacks, at most for M minutes, and writes the section "Improve". It can be interrupted and repeated.
 With another `--seed` it draws others, to build with, and writes no section.
 """
@@ -319,14 +319,14 @@ def run(cell: str, number: int, seed: int = SEED) -> Outcome:
     )  # fmt: skip
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     """Runs what is missing, and writes the section."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("directory", type=Path)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks improve", description=__doc__)
+    parser.add_argument("directory", type=Path, nargs="?", default=Path("runs/benchmark-improve"))
     parser.add_argument("--only", action="append", choices=list(CELLS))
     parser.add_argument("--minutes", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=SEED)
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     options.directory.mkdir(parents=True, exist_ok=True)
     file, until_s = options.directory / "improve.jsonl", time.monotonic() + 60 * options.minutes
     known = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []

@@ -41,6 +41,15 @@ def test_help_and_unknown_names_are_answered(
     assert "startup" in said.out + said.err
 
 
+def test_the_benchmark_of_improve_takes_its_own_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "improve", "--help"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "python -m benchmarks improve" in capsys.readouterr().out
+
+
 def test_steps_of_a_gpus_trace_are_read_from_one_last_kernel_to_the_next() -> None:
     marks = [step(i, 1_000 * i, 1_000) for i in range(3)]
     events = [*marks, *(launch(1_000 * i + 100, 10, i) for i in range(3)), launch(2_500, 10, 9)]
