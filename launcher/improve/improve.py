@@ -8,6 +8,7 @@ what is said of the kept changes comes from its launches, which took part in no 
 
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -99,6 +100,7 @@ def run_improve(
     say: Callable[[str], None],
     allows_other_random_numbers: bool = False,
     numerics: bool = False,
+    began_s: float | None = None,
 ) -> tuple[Improvement, GpurunError | None]:
     """Finds what makes a program faster, and proves it; what is known so far after Ctrl-C.
 
@@ -111,6 +113,7 @@ def run_improve(
         say: shows a line.
         allows_other_random_numbers: keeps what trains the same but draws random numbers in another order.
         numerics: also tries what computes with less precision; of a search that is resumed, as it began.
+        began_s: when the command began, as the monotonic clock has it; `None`: now.
 
     Raises:
         SpecError: the command line is wrong, or the program can't be improved from outside.
@@ -130,21 +133,28 @@ def run_improve(
     budget_s = known.budget_s if known else budget_s or BUDGET_S
     numerics = known.numerics if known else numerics
     search = RemedySearch(given, spec, inspect_machine(), path, budget_s, pools, output, say)
-    found = Improvement(SCHEMA, search.name, budget_s, numerics=numerics)
+    found = known or Improvement(SCHEMA, search.name, budget_s, numerics=numerics)
     search.allows_other_random_numbers, search.numerics = allows_other_random_numbers, numerics
+    search.began_s = time.monotonic() if began_s is None else began_s
+    if known is not None:
+        search.began_s -= max(known.spent_s, *known.ends_s.values(), 0.0)
+        search.ends_s = dict(known.ends_s)
 
     def keep(now: Improvement) -> Improvement:
         nonlocal found
-        found = now
-        write_json(record, now)
-        return now
+        found = replace(now, spent_s=search.clock_s, ends_s=dict(search.ends_s))
+        write_json(record, found)
+        return found
 
     try:
         path.mkdir(parents=True, exist_ok=True)
         keep(found)
         return improved(search, found, keep), None
     except Interrupted as ended:
-        return found, Interrupted(ended.cause, kept=True)
+        return keep(found), Interrupted(ended.cause, kept=True)
+    except GpurunError:
+        keep(found)
+        raise
 
 
 def refusals(spec: JobSpec) -> list[str]:
@@ -190,7 +200,11 @@ def improved(
     steps = steps_of_launch(first.of(0))
     launch_s = seconds_of_launch(first, steps - first_steps(search))
     trials = RemedyTrials(search, first, shares, steps, launch_s)
-    tried = trials.run(to_try)
+    try:
+        tried = trials.run(to_try)
+    except Interrupted:
+        keep(replace(start, remedies=results(rows, search, trials.known)))
+        raise
     tried |= trials.not_paying(best_of(to_try, tried), tried)
     start = keep(replace(start, remedies=results(rows, search, tried)))
     launch_s = search.launch_s or launch_s
@@ -533,15 +547,13 @@ def results(
 
 
 def changes_to_write(found: Improvement, root: Path) -> dict[Path, tuple[bytes, bytes]]:
-    """Each file before and after the change.
+    """Each file before and after the change; empty: what is kept changes no file.
 
     Raises:
-        SpecError: there is nothing to change, or a file isn't as it was measured.
+        SpecError: a file isn't as it was measured, or can't be changed.
     """
     if not (found.changes or found.keys):
-        raise SpecError(
-            "there is no change to write" + ("" if found.complete else ": the search hasn't ended")
-        )
+        return {}
     for name, measured in found.code.items():
         if file_hash(root / name) != measured:
             raise SpecError(f"{root / name} {CHANGED}\n    run `gpurun improve` again")

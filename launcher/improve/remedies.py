@@ -493,7 +493,7 @@ def _refusal(
 ) -> str:
     here = "CPUs" if around.is_host else "GPUs"
     if remedy.on not in ("all", here):
-        return f"it is for {remedy.on}"
+        return f"for {remedy.on} only"
     if remedy.changes_numerics and not around.numerics:
         return CHANGES_NUMERICS
     if site is not None and not site.is_users:

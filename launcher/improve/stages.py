@@ -1,9 +1,10 @@
 """The runs of a search for improvements: each measures sets of remedies."""
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -56,10 +57,6 @@ class Stage:
     def of(self, position: int) -> VariantResult:
         """The result of a set."""
         return next(each for each in self.comparison.variants if each.id == self.ids[position])
-
-    @property
-    def seconds(self) -> float:
-        return self.comparison.measured_s or 0.0
 
     @cached_property
     def against_first(self) -> Mapping[int, Difference]:
@@ -124,11 +121,19 @@ class RemedySearch:
     say: Callable[[str], None]
     allows_other_random_numbers: bool = False
     numerics: bool = False
+    began_s: float = field(default_factory=time.monotonic)
+    """When the search began, as the monotonic clock has it; of one that is resumed, as if it had never been
+    interrupted."""
+    ends_s: dict[str, float] = field(default_factory=dict)
+    """Seconds that were spent by the end of each stage, by its name."""
     spent_s: float = 0.0
+    """Seconds that were spent by the end of the last stage."""
     launch_s: float | None = None
     """The seconds that most launches of a later stage take, at most."""
     first_s: float = 0.0
     """The seconds that the longest launch of the first stage took."""
+    interrupted: Stage | None = None
+    """The stage that Ctrl-C has ended, with what is known of it."""
 
     def stage(self, name: str, sets: Sequence[Set], *overrides: str, seeds_steps: bool = False) -> Stage:
         """Measures these sets of remedies, or what is missing of that; the first one is the baseline.
@@ -150,27 +155,30 @@ class RemedySearch:
         plan = replace(plan, baseline=ids[0], observe=True, seeds_steps=seeds_steps)
         run = run_to_resume(before, plan) if before else open_run(given, spec, plan, machine, path)
         if before and (earlier := compare_run(run)).complete:
+            self.spent_s = self.ends_s.setdefault(name, self.clock_s)
             self.note(found := Stage(run, plan, earlier, ids), sets)
+            self.refuse_writes(found)
             return found
         resumed = let_run_again(run, plan, software_of(machine), given.directory) if before else None
         ready = Prepared(plan, spec, run, given.directory, machine, resumed=resumed)
         self.pools.keep_only(ready.environments)
         finished = carry_out(ready, self.pools, self.output)
         found = Stage(run, plan, finished.comparison, ids)
-        self.note(found, sets)
         if isinstance(finished.error, Interrupted):
+            self.interrupted = found
             raise finished.error
+        self.spent_s = self.ends_s[name] = self.clock_s
+        self.note(found, sets)
         self.refuse_writes(found)
         if finished.error is not None and not sets[0] and found.of(0).status not in MEASURED:
             raise finished.error
         return found
 
     def note(self, stage: Stage, sets: Sequence[Set]) -> None:
-        """Adds up what stages take, and learns how long launches take that cost nothing at their start.
+        """Learns how long launches take that cost nothing at their start.
 
         All launches of the first stage take longer, as they are traced.
         """
-        self.spent_s += stage.seconds
         if not any(sets):
             self.first_s = self.first_s or max(stage.launches_s, default=0.0)
         elif not stage.plan.seeds_steps:
@@ -214,6 +222,11 @@ class RemedySearch:
     def hang_s(self) -> float:
         """How long a launch may make no step, as when it compiles, so that time is left for others."""
         return min(600.0, max(30.0, 3 * self.first_s, self.left_s / 4))
+
+    @property
+    def clock_s(self) -> float:
+        """Seconds that are spent now: of launches, and of what is done before, between and after them."""
+        return time.monotonic() - self.began_s
 
     @property
     def left_s(self) -> float:

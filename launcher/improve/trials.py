@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from typing import Literal
 
 from gpurun.launcher.compare.model import VariantResult
-from gpurun.launcher.errors import SpecError
+from gpurun.launcher.errors import Interrupted, SpecError
 from gpurun.launcher.improve.remedies import (
     Candidate,
     Part,
@@ -112,6 +112,8 @@ class RemedyTrials:
     shares: Mapping[Part, float]
     steps: int
     launch_s: float
+    known: dict[str, RemedyResult] = field(default_factory=dict)
+    """What trials have shown by now, also those of a stage that Ctrl-C has ended."""
 
     def run(self, to_try: Sequence[Candidate]) -> dict[str, RemedyResult]:
         """Each once or, of few, several times; then the best again.
@@ -176,8 +178,23 @@ class RemedyTrials:
     def stage(self, name: str, tried: Sequence[Candidate], launches: int) -> dict[str, RemedyResult]:
         sets: list[Set] = [(), *((row,) for row in tried)]
         launches = max(1, min(MOST_TRIALS, launches))
-        stage = self.search.stage(name, sets, *self.search.size(launches, self.steps))
-        return {row.code: self.judged(row, stage, position) for position, row in enumerate(tried, 1)}
+        try:
+            stage = self.search.stage(name, sets, *self.search.size(launches, self.steps))
+        except Interrupted:
+            if self.search.interrupted is not None:
+                self.known.update(self.measured(tried, self.search.interrupted))
+            raise
+        found = {row.code: self.judged(row, stage, position) for position, row in enumerate(tried, 1)}
+        self.known.update(found)
+        return found
+
+    def measured(self, tried: Sequence[Candidate], stage: Stage) -> dict[str, RemedyResult]:
+        """The remedies that were measured before Ctrl-C; what they change isn't compared yet."""
+        return {
+            row.code: replace(result_of(row, self.search), verdict="undecided", why="interrupted")
+            for position, row in enumerate(tried, 1)
+            if row.code not in self.known and stage.of(position).status in MEASURED
+        }
 
     def with_seeded_steps(
         self, tried: Sequence[Candidate], found: Mapping[str, RemedyResult]

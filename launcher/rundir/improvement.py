@@ -10,7 +10,7 @@ RemedyVerdict = Literal[
     "kept", "same", "slower", "undecided", "failed", "changes numerics", "other random numbers", "not tried"
 ]
 SCHEMA = 1
-CHANGES_NUMERICS = "it changes numerics: --numerics tries it"
+CHANGES_NUMERICS = "changes numerics: --numerics tries it"
 NO_TIME = "the budget has no time for it"
 """Why a remedy isn't tried."""
 
@@ -104,6 +104,12 @@ class Improvement:
     diff: str = ""
     numerics: bool = False
     """Whether what changes numerics was tried, too."""
+    spent_s: float = 0.0
+    """Seconds of the budget that are spent, in all commands that worked on it."""
+    ends_s: Mapping[str, float] = field(default_factory=dict)
+    """The same when each stage ended, by its name: a search that is resumed decides as before."""
+    written: bool = False
+    """Whether the change has been applied to the files."""
     complete: bool = False
 
     @property
@@ -113,3 +119,12 @@ class Improvement:
     @property
     def tried(self) -> list[RemedyResult]:
         return [each for each in self.remedies if each.verdict != "not tried"]
+
+    @property
+    def untried(self) -> dict[str, list[RemedyResult]]:
+        """Remedies that weren't tried, by the reason; empty: they haven't been yet."""
+        found: dict[str, list[RemedyResult]] = {}
+        for each in self.remedies:
+            if each.verdict == "not tried":
+                found.setdefault(each.why, []).append(each)
+        return found

@@ -2,7 +2,9 @@
 
 import json
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,12 +78,13 @@ def improve(
 
     Example: gpurun improve job.yaml --budget 5m
 
-    Exit codes: 0 ok, 2 the command line is wrong or nothing can be changed from outside, 3 the machine lacks
-    what it asks for, 4 it fails as it is, 130 interrupted.
+    Exit codes: 0 ok, also if --write has nothing to apply, 2 the command line is wrong or nothing can be
+    changed from outside, 3 the machine lacks what it asks for, 4 it fails as it is, 130 interrupted.
     """
     from gpurun.launcher.cli.interrupt import quit_on_interrupt
     from gpurun.launcher.rundir.paths import check_writable
 
+    began_s = time.monotonic()
     quit_on_interrupt()
     if resume is not None and (words or module is not None):
         raise SpecError("--resume goes on with the program of that search: leave it and its arguments out")
@@ -95,18 +98,23 @@ def improve(
         check_writable(out or Path("runs"))
     given = given_by(words, module, devices, overrides, resume)
     script = "" if module is not None or not words else words[0]
-    how = (out, resume, only_rank, quiet, allows_others, numerics)
+    how = (out, resume, only_rank, quiet, allows_others, numerics, began_s)
     found, path, error = finished(given, script, budget_s, *how)
+    from gpurun.launcher.report.terminal.improve import answer, improve_lines
+
     if as_json:
         show_json({"improve": found})
     else:
-        from gpurun.launcher.report.terminal.improve import improve_lines
-
-        click.echo("\n".join(improve_lines(found, str(path))))
+        click.echo("\n".join(improve_lines(found, str(path), writes=write)))
     if error is not None:
         raise error
-    if write:
-        apply(found, given(), yes, force)
+    if write and apply(found, given(), yes, force):
+        from gpurun.launcher.rundir.files import write_json
+        from gpurun.launcher.rundir.paths import IMPROVEMENT
+
+        written = replace(found, written=True)
+        write_json(path / IMPROVEMENT, written)
+        click.echo(dict(answer(written, str(path)))["Next"], err=True)
 
 
 def given_by(
@@ -158,6 +166,7 @@ def finished(
     quiet: bool,
     allows_others: bool,
     numerics: bool,
+    began_s: float,
 ) -> Any:
     """The finished search, its directory, and the error that it ends with; no process of it is left."""
     with rank_starters(script) as pools:
@@ -176,15 +185,16 @@ def finished(
         def say(text: str) -> None:
             click.echo(text, err=True)
 
-        found, error = run_improve(pools, invocation, budget_s, path, output, say, allows_others, numerics)
+        options = (allows_others, numerics, began_s)
+        found, error = run_improve(pools, invocation, budget_s, path, output, say, *options)
         return found, path, error
 
 
-def apply(found: Any, given: Any, yes: bool, force: bool) -> None:
-    """Writes the change into the files of the program, or of the job.
+def apply(found: Any, given: Any, yes: bool, force: bool) -> bool:
+    """Writes the change into the files of the program, or of the job; whether it has changed some.
 
     Raises:
-        SpecError: there is none, or a file isn't as it was measured.
+        SpecError: a file isn't as it was measured, or can't be changed.
     """
     from gpurun.launcher.improve.improve import changes_to_write
     from gpurun.launcher.improve.rewrite import write_changes
@@ -193,10 +203,19 @@ def apply(found: Any, given: Any, yes: bool, force: bool) -> None:
     if not (here.is_relative_to(given.directory) or given.directory.is_relative_to(here)):
         raise SpecError(f"{found.name} was measured in {given.directory}: --write works there only")
     changes = changes_to_write(found, given.directory)
+    if not changes:
+        why = (
+            "what is kept is for you to write or set, see above"
+            if found.kept
+            else "nothing is proven to help"
+        )
+        click.echo(f"no file is changed: {why}", err=True)
+        return False
     if not yes:
         if not sys.stdin.isatty():
             raise SpecError("--write asks before it changes files: add --yes where nobody can answer")
         if not click.confirm(f"Change {', '.join(path.name for path in changes)}?", err=True):
-            return
+            return False
     write_changes(changes, given.directory, force)
     click.echo(f"changed {', '.join(str(path) for path in changes)}", err=True)
+    return True

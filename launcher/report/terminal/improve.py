@@ -1,6 +1,7 @@
 """What `gpurun improve` prints: the answer in three lines, then the remedies."""
 
 import math
+from collections.abc import Sequence
 
 from gpurun.launcher.report.terminal.grid import grid
 from gpurun.launcher.rundir.improvement import CHANGES_NUMERICS, NO_TIME, Improvement, RemedyResult
@@ -18,16 +19,19 @@ from gpurun.launcher.units import (
 LABEL = "{:<8} {}"
 
 
-def improve_lines(found: Improvement, name: str) -> list[str]:
+def improve_lines(found: Improvement, name: str, writes: bool = False) -> list[str]:
     """The answer, the table, and what limits it.
 
     Args:
         name: of the search, as commands take it.
+        writes: whether the command then applies the change.
     """
-    lines = [LABEL.format(label, text) for label, text in answer(found, name) if text]
-    rows = [(each.code, time_text(each), each.verdict, each.place, each.why) for each in found.remedies]
+    lines = [LABEL.format(label, text) for label, text in answer(found, name, writes) if text]
+    rows = [(each.code, time_text(each), each.verdict, each.place, each.why) for each in found.tried]
     if rows:
         lines += ["", *grid(("remedy", "time", "verdict", "", ""), rows)]
+    if found.untried:
+        lines += ["", *(untried_line(why, some) for why, some in found.untried.items())]
     if found.advice:
         lines += ["", *(f"{each.place}: {each.text}" for each in found.advice)]
     if found.diff:
@@ -37,9 +41,15 @@ def improve_lines(found: Improvement, name: str) -> list[str]:
     return lines
 
 
-def answer(found: Improvement, name: str) -> list[tuple[str, str]]:
+def untried_line(why: str, remedies: Sequence[RemedyResult]) -> str:
+    """Those that were not tried for one reason."""
+    reason = f" ({why})" if why else " yet"
+    return f"not tried{reason}: {', '.join(each.code for each in remedies)}"
+
+
+def answer(found: Improvement, name: str, writes: bool = False) -> list[tuple[str, str]]:
     """The three lines by their labels."""
-    resume, num = f"gpurun improve --resume {name}", len(found.remedies)
+    resume = f"gpurun improve --resume {name}"
     others = [
         f"{each.code} draws other random numbers ({time_text(each)}): begin again with "
         "--allow-other-random-numbers"
@@ -54,12 +64,15 @@ def answer(found: Improvement, name: str) -> list[tuple[str, str]]:
         within = f" ({format_percent_interval(percent, interval)})" if interval else ""
         less = f"{format_percent(percent, interval)} less time per step than {found.name} as it is{within}"
         start = " ".join(f"{key}={value}" for key, value in found.env.items())
-        write = f"{resume} --write applies the change" if found.diff else ""
+        write = f"{resume} --write applies the change" if found.diff and not writes else ""
+        if found.written:
+            write = f"the change is in {', '.join(found.code)}: a new search goes on from there"
         then = f"then {found.then}" if found.then else ""
         parts = (write, f"start with {start}" if start else "", then, *others)
         kept = f"{len(found.kept)} of {plural(len(found.tried), 'remedy')} kept"
         return [("Faster", f"{less}: {kept}"), ("Why", found.why), ("Next", "; ".join(filter(None, parts)))]
     yet = "" if found.complete else " yet"
+    num = len(found.tried) + sum(len(found.untried.get(why, ())) for why in ("", NO_TIME))
     tried = f": {len(found.tried)} of {plural(num, 'remedy')} tried" if num else ""
     text = f"nothing is proven to make {found.name} faster{yet}{tried}"
     is_open = any(each.verdict == "undecided" and each.percent is not None for each in found.tried)

@@ -13,6 +13,7 @@ from unittest import mock
 
 from gpurun.launcher.compare.model import Difference, StepTime
 from gpurun.launcher.compare.ranking import Differences
+from gpurun.launcher.errors import Interrupted
 from gpurun.launcher.improve.improve import improved
 from gpurun.launcher.improve.stages import RemedySearch, Set
 from gpurun.launcher.inspect.stacks import file_hash
@@ -65,6 +66,9 @@ class StandIn:
     num_steps: int = 10**6
     launch_s: float = LAUNCH_S
     """As long as its first launches let expect."""
+    interrupted_at: str = ""
+    """The stage in which Ctrl-C comes, when so many sets are measured."""
+    measured_before: int = 0
     stages: list[tuple[str, list[tuple[str, ...]]]] = field(default_factory=list)
     spent_s: float = 0.0
 
@@ -150,6 +154,17 @@ class StandInStage:
         return [Observed(tuple(calls), LOSSES, "float32", writes=self.program.writes)]
 
 
+@dataclass
+class StandInPart:
+    """A stage of which the first sets are measured."""
+
+    stage: StandInStage
+    num: int
+
+    def of(self, position: int) -> Any:
+        return self.stage.of(position) if position < self.num else SimpleNamespace(status="skipped")
+
+
 class StandInSearch(RemedySearch):
     """Its stages take no time but that of their launches."""
 
@@ -162,6 +177,9 @@ class StandInSearch(RemedySearch):
         assert not (self.program.keys and "limit" in " ".join(overrides)), "a workload has rounds"
         found = StandInStage(self, sets, launches, steps, seeds_steps)
         self.program.stages.append((name, found.sets))
+        if name == self.program.interrupted_at:
+            self.interrupted = cast(Any, StandInPart(found, self.program.measured_before))
+            raise Interrupted
         took_s = launches * sum(found.length_s(position) for position in range(len(sets)))
         self.spent_s = self.program.spent_s = self.spent_s + took_s
         self.launch_s = None if name.startswith("1") else self.program.launch_s
@@ -169,7 +187,12 @@ class StandInSearch(RemedySearch):
 
 
 def searched(
-    program: StandIn, directory: Path, budget_s: float = 600.0, allows: bool = False, numerics: bool = False
+    program: StandIn,
+    directory: Path,
+    budget_s: float = 600.0,
+    allows: bool = False,
+    numerics: bool = False,
+    keep: Callable[[Improvement], object] = lambda now: None,
 ) -> Improvement:
     """What a search finds in a directory of its own."""
     (directory / "train.py").write_text(FILE)
@@ -178,7 +201,7 @@ def searched(
         program="train.py", stated=(), env={}, hang_timeout_s=None, steps=steps, kind=PROGRAM
     )
     given = Invocation(directory / "job.yaml", ())
-    return found_by(program, directory, spec, given, budget_s, allows, numerics)
+    return found_by(program, directory, spec, given, budget_s, allows, numerics, keep)
 
 
 def searched_job(program: StandIn, directory: Path, *overrides: str, numerics: bool = False) -> Improvement:
@@ -199,6 +222,7 @@ def found_by(
     budget_s: float = 600.0,
     allows: bool = False,
     numerics: bool = False,
+    keep: Callable[[Improvement], object] = lambda now: None,
 ) -> Improvement:
     search = StandInSearch.__new__(StandInSearch)
     vars(search).update(
@@ -208,4 +232,4 @@ def found_by(
     )  # fmt: skip
     module = "gpurun.launcher.improve.improve"
     with mock.patch(f"{module}.job_devices", return_value=("cpu:0", "cpu:1")):
-        return improved(search, Improvement(1, search.name, budget_s), lambda now: now)
+        return improved(search, Improvement(1, search.name, budget_s), lambda now: (keep(now), now)[1])

@@ -1,6 +1,8 @@
 """How a search goes on from what its runs say; the runs are stand-ins with known times."""
 
+import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,7 +11,7 @@ import pytest
 
 from gpurun.launcher.cli.commands.improve import apply
 from gpurun.launcher.compare.model import Difference
-from gpurun.launcher.errors import SpecError
+from gpurun.launcher.errors import Interrupted, SpecError
 from gpurun.launcher.improve.improve import (
     changes_to_write,
     gain_of,
@@ -19,7 +21,7 @@ from gpurun.launcher.improve.improve import (
 )
 from gpurun.launcher.improve.stages import BETWEEN_S, RemedySearch
 from gpurun.launcher.improve.trials import fitting, num_likely
-from gpurun.launcher.report.terminal.improve import improve_lines
+from gpurun.launcher.report.terminal.improve import answer, improve_lines
 from gpurun.launcher.run.job import Output
 from gpurun.launcher.run.open import Invocation
 from gpurun.launcher.rundir.files import write_json
@@ -194,6 +196,37 @@ def test_less_precision_is_kept_where_it_is_asked_for(
     assert any("--numerics also tries" in line for line in improve_lines(found, "found")) != numerics
 
 
+def test_remedies_that_are_not_tried_have_a_line_for_each_reason(tmp_path: Path) -> None:
+    lines = improve_lines(searched(StandIn(times={WORKERS: 0.7}), tmp_path), "found")
+    (only,) = (line for line in lines if line.startswith("not tried (for GPUs only): "))
+    assert {"DataLoader(pin_memory=True)", "torch.backends.cudnn.benchmark = True"} < set(
+        only.partition(": ")[2].split(", ")
+    )
+    assert sum("pin_memory" in line for line in lines) == 1
+
+
+def test_after_the_change_is_written_a_new_search_is_next(tmp_path: Path) -> None:
+    found = searched(StandIn(times={WORKERS: 0.7}), tmp_path)
+    offered, asked, written = (
+        dict(each)["Next"]
+        for each in (answer(found, "x"), answer(found, "x", True), answer(replace(found, written=True), "x"))
+    )
+    assert "gpurun improve --resume x --write applies the change" in offered
+    assert "--write" not in asked
+    assert written.startswith("the change is in train.py: a new search goes on from there; ")
+
+
+def test_what_was_measured_before_ctrl_c_is_counted(tmp_path: Path) -> None:
+    """Of a stage that it ends, the launches that have ended."""
+    kept = list[Improvement]()
+    program = StandIn(times={WORKERS: 0.7}, interrupted_at="2-alone", measured_before=3)
+    with pytest.raises(Interrupted):
+        searched(program, tmp_path, keep=kept.append)
+    assert len(kept[-1].tried) == 2  # the program as it is comes first
+    num = len(kept[-1].tried) + len(kept[-1].untried[""])
+    assert improve_lines(kept[-1], "x")[0].endswith(f"faster yet: 2 of {num} remedies tried")
+
+
 @pytest.mark.parametrize(
     ("seeded", "allows", "expected"),
     [(LOSSES, False, "other random numbers"), (LOSSES, True, "kept"), (OTHERS, True, "changes numerics")],
@@ -290,13 +323,11 @@ def test_a_launch_is_waited_for_as_long_as_the_budget_has_time(
 
 def test_a_launch_that_compiles_makes_no_other_seem_longer() -> None:
     search = object.__new__(RemedySearch)
-    search.spent_s, search.first_s, search.launch_s = 0.0, 4.0, None
+    search.first_s, search.launch_s = 4.0, None
     rows = {name: SimpleNamespace(remedy=SimpleNamespace(cost=name)) for name in ("", "compiles")}
-    stage = SimpleNamespace(
-        seconds=19.0, plan=SimpleNamespace(seeds_steps=False), length_s=(3.0, 12.0).__getitem__
-    )
+    stage = SimpleNamespace(plan=SimpleNamespace(seeds_steps=False), length_s=(3.0, 12.0).__getitem__)
     search.note(cast(Any, stage), cast(Any, [(rows[""],), (rows["compiles"],)]))
-    assert (search.spent_s, search.launch_s) == (19.0, 3.0 + BETWEEN_S)
+    assert search.launch_s == 3.0 + BETWEEN_S
     search.note(cast(Any, stage), cast(Any, [(rows["compiles"],)]))
     assert search.launch_s == 3.0 + BETWEEN_S
 
@@ -336,6 +367,22 @@ def test_a_change_is_written_where_it_was_measured(tmp_path: Path, monkeypatch: 
     given = SimpleNamespace(directory=tmp_path / "project")
     with pytest.raises(SpecError, match=r"was measured in .*/project: --write works there only"):
         apply(SimpleNamespace(name="train.py"), given, yes=True, force=True)
+
+
+def test_where_nothing_is_kept_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = Improvement(SCHEMA, "train.py", 60.0, complete=True)
+    assert not apply(found, SimpleNamespace(directory=tmp_path), yes=False, force=False)
+    assert capsys.readouterr().err == "no file is changed: nothing is proven to help\n"
+
+
+def test_all_time_since_the_search_began_is_spent() -> None:
+    """Also what is spent between launches, and by earlier commands."""
+    search = object.__new__(RemedySearch)
+    search.began_s = time.monotonic() - 100.0
+    assert search.clock_s >= 100.0
 
 
 def test_a_search_that_has_ended_takes_no_other_options(tmp_path: Path) -> None:

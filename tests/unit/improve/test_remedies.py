@@ -146,7 +146,7 @@ def test_the_keys_of_several_remedies_are_set_at_once() -> None:
 
 def test_the_search_for_convolutions_is_not_tried_on_cpus() -> None:
     (found,) = candidates([job(cudnn_benchmark=False)], AROUND, SHARES)
-    assert (found.code, found.refusal) == ("cudnn_benchmark: true", "it is for GPUs")
+    assert (found.code, found.refusal) == ("cudnn_benchmark: true", "for GPUs only")
 
 
 def test_every_hook_that_halves_gradients_is_tried_where_less_precision_is_asked_for() -> None:
@@ -179,7 +179,7 @@ def test_a_call_of_a_library_has_its_own_option() -> None:
 
 
 def test_what_needs_a_gpu_is_not_tried_on_cpus() -> None:
-    found = [each for each in candidates([LOADER], AROUND, SHARES) if each.refusal == "it is for GPUs"]
+    found = [each for each in candidates([LOADER], AROUND, SHARES) if each.refusal == "for GPUs only"]
     assert [each.code for each in found] == [
         "DataLoader(pin_memory=True)",
         "torch.backends.cudnn.benchmark = True",
