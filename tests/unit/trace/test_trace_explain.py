@@ -1,17 +1,20 @@
 """The sentence under a trace's tables: its numbers are theirs, and its advice fits the device."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpurun.launcher.report.terminal.trace import render_trace
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
+from gpurun.launcher.trace.causes import Cause, with_savings
 from gpurun.launcher.trace.explain import (
     explained_stretches,
     is_waiting_unknown,
     mean_stretch,
     trace_causes,
 )
+from gpurun.launcher.trace.model import Saving
 from tests.unit.trace.several_ranks.generated_job import Job
 from tests.unit.trace.several_ranks.test_trace_groups import grouped
 from tests.unit.trace.trace_files import H100, REAL, Event, kernel, launch, rank_info, span, step, write
@@ -46,6 +49,18 @@ def test_a_loss_of_the_rank_that_others_wait_for_saves_what_it_does_on_all_ranks
     first = next(each for each in report.findings if each.level == "cause")
     assert first.code == "host-bound"
     assert f"without that on all ranks, {saved_us['host', None] / 1000:.1f} ms shorter" in first.text
+
+
+def test_without_one_of_the_losses_of_a_rank_the_others_are_left() -> None:
+    """Like the other rank, it would lose neither; without its wait for data, 10 of 30 ms."""
+    input_ms = Cause("input", (0,), 10e6, 33e6, {"who": "rank 0"})
+    found = with_savings(
+        [input_ms, replace(input_ms, part="host", lost_ns=17e6)],
+        [Saving("rank", 0, None, 30_000.0), Saving("input", None, None, 9_000.0),
+         Saving("host", None, None, 17_000.0)],
+        num_ranks=2,
+    )  # fmt: skip
+    assert [(each.part, each.saved_ns) for each in found] == [("host", 17e6), ("input", 9e6)]
 
 
 def test_where_ranks_wait_in_a_ring_no_rank_is_blamed(tmp_path: Path, wording: Wording) -> None:
