@@ -19,6 +19,8 @@ from gpurun.launcher.errors import GpurunError, Interrupted, SpecError, VariantE
 from gpurun.launcher.findings.finding import of_level
 from gpurun.launcher.improve.remedies import (
     AT_DDP,
+    DDP,
+    LOADER,
     PARTS,
     Candidate,
     Part,
@@ -39,6 +41,7 @@ from gpurun.launcher.improve.trials import (
     differ,
     dtype_of,
     num_likely,
+    place_of,
     result_of,
     sameness,
     seconds_to_compare,
@@ -69,7 +72,7 @@ from gpurun.launcher.rundir.improvement import (
 from gpurun.launcher.rundir.paths import IMPROVEMENT
 from gpurun.launcher.rundir.records import MEASURED, Observed, Place
 from gpurun.launcher.stats.schedule import first_traced_step
-from gpurun.launcher.units import format_number, listed
+from gpurun.launcher.units import format_number, listed, plural
 
 BUDGET_S = 900.0
 TRACED, AFTER_TRACE = 3, 10
@@ -246,9 +249,23 @@ def discovered(search: RemedySearch) -> Stage:
     size = search.size(2, first_steps(search))
     found = search.stage("1-original", [()], *size, f"profile.steps={TRACED}")
     if found.of(0).step_ms is None:
-        reason = found.of(0).reason or "no optimizer, or too few of its steps, was seen"
-        raise VariantError(f"no step of {search.name} could be timed: {reason}")
+        raise VariantError(
+            f"no step of {search.name} could be timed: {no_steps(found, search.given.directory)}"
+        )
     return found
+
+
+def no_steps(found: Stage, directory: Path) -> str:
+    """Why no step was timed, which is from one `step()` of an optimizer to the next."""
+    seen = found.observed(0)
+    made = next((site for each in seen for site in each.calls if site.name not in (LOADER, DDP)), None)
+    if reason := found.of(0).reason:
+        return reason.partition("\n")[0]
+    if num := max((each.steps for each in seen), default=0):
+        return f"its optimizers make {plural(num, 'step')}, which is too few"
+    if made is None:
+        return "it makes no optimizer of torch.optim, whose step() ends a step"
+    return f"step() of the {made.name} at {place_of(made, directory)} isn't called; is there any data?"
 
 
 def first_steps(search: RemedySearch) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 from gpurun.launcher.compare.build import compare_run, read_differences
 from gpurun.launcher.compare.figures.recorded import steps_of_launches
 from gpurun.launcher.compare.model import Comparison, Difference, VariantResult
-from gpurun.launcher.errors import Interrupted, MachineError, SpecError
+from gpurun.launcher.errors import Interrupted, MachineError, SpecError, VariantError
 from gpurun.launcher.improve.remedies import (
     Candidate,
     merged,
@@ -170,8 +170,12 @@ class RemedySearch:
         self.spent_s = self.ends_s[name] = self.clock_s
         self.note(found, sets)
         self.refuse_writes(found)
-        if finished.error is not None and not sets[0] and found.of(0).status not in MEASURED:
-            raise finished.error
+        original = found.of(0)
+        if finished.error is not None and not sets[0] and original.status not in MEASURED:
+            if not isinstance(finished.error, VariantError):
+                raise finished.error
+            reason = (original.reason or original.status).partition("\n")[0]
+            raise VariantError(f"{self.name} fails as it is: {reason}")
         return found
 
     def note(self, stage: Stage, sets: Sequence[Set]) -> None:

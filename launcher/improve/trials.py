@@ -20,7 +20,7 @@ from gpurun.launcher.rundir.improvement import (
     RemedyResult,
     RemedyVerdict,
 )
-from gpurun.launcher.rundir.records import MEASURED, Observed
+from gpurun.launcher.rundir.records import MEASURED, CallSite, Observed
 from gpurun.launcher.units import format_count
 
 Losses = Sequence[float | None]
@@ -354,13 +354,15 @@ def best_of(to_try: Sequence[Candidate], tried: Mapping[str, RemedyResult]) -> l
     return [row for row in helped if firsts[row.remedy.group or row.code] is row]
 
 
+def place_of(site: CallSite, directory: Path) -> str:
+    """`train.py:41`, relative to the directory of the job if it is in it."""
+    file = Path(site.file)
+    return f"{file.relative_to(directory) if file.is_relative_to(directory) else file}:{site.line}"
+
+
 def result_of(row: Candidate, search: RemedySearch) -> RemedyResult:
     """The row of the table before anything is known."""
     if row.keys:
         return RemedyResult(row.code, ", ".join(row.keys), search.place_of(row), "not tried", why=row.refusal)
-    place = ""
-    if row.site is not None:
-        file = Path(row.site.file)
-        inside = file.is_relative_to(search.given.directory)
-        place = f"{file.relative_to(search.given.directory) if inside else file}:{row.site.line}"
+    place = place_of(row.site, search.given.directory) if row.site is not None else ""
     return RemedyResult(row.code, row.remedy.call, place, "not tried", why=row.refusal)

@@ -78,7 +78,7 @@ def answer(found: Improvement, name: str, writes: bool = False) -> list[tuple[st
     is_open = any(each.verdict == "undecided" and each.percent is not None for each in found.tried)
     is_open |= any(each.why == NO_TIME for each in found.remedies)
     minutes = math.ceil((found.needs_s or 2 * found.budget_s) / 60)
-    then = "; ".join((*others, *([f"begin again with --budget {minutes}m"] if is_open else [])))
+    then = "; ".join((*([f"begin again with --budget {minutes}m"] if is_open else []), *others))
     return [("Answer", text), ("Why", found.why), ("Next", then if found.complete else resume)]
 
 

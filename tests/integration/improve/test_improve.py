@@ -120,18 +120,20 @@ def test_the_search_of_another_user_is_not_continued_nor_written(tmp_path: Path)
 
 NO_STEP = "import torch\ntorch.ones(1)\n"
 FAILS = "raise SystemExit('no data')\n"
+EMPTY = SLOW.replace("return 4000", "return 0").replace(", shuffle=True", "")
 
 
 @pytest.mark.parametrize(
     ("script", "more", "code", "said"),
     [
-        (NO_STEP, (), 4, "no step of train.py could be timed"),
-        (FAILS, (), 4, "failed"),
+        (NO_STEP, (), 4, "no step of train.py could be timed: it makes no optimizer of torch.optim"),
+        (EMPTY, (), 4, "no step of train.py could be timed: step() of the SGD at train.py:15 isn't called"),
+        (FAILS, (), 4, "gpurun: train.py fails as it is: rank 0 ended by itself: no data"),
         (SLOW, ("--set", "compare.args=[[],[-v]]"), 2, "starts from one setting: remove `compare` (args)"),
         (SLOW, ("--set", "nodes=2"), 2, "runs on one machine"),
         (SLOW, ("--budget", "1s"), 2, "the budget is too short to try anything"),
     ],
-    ids=["no step", "fails", "compares", "nodes", "budget"],
+    ids=["no step", "no data", "fails", "compares", "nodes", "budget"],
 )
 def test_what_cant_be_improved_is_said_in_a_line(
     tmp_path: Path, script: str, more: tuple[str, ...], code: int, said: str
