@@ -1,10 +1,14 @@
-"""The environment variables that torch's import reads, and which of them a script sets before it."""
+"""The environment variables that torch's import reads, and which of them a program sets before it.
+
+Only the program's text is read.
+"""
 
 import ast
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 READ_AT_IMPORT = (
@@ -20,6 +24,14 @@ OF_ONE_PROCESS = (
     *("LD_", "GLIBC_", "MALLOC_"),
 )
 """Beginnings of those with which the server doesn't import for all ranks."""
+
+IMPORT_TORCH = ("torch", "lightning", "pytorch_lightning", "accelerate", "timm", "deepspeed")
+"""Beginnings of packages that import torch at once."""
+MOST_FILES = 100
+"""Files of a program that are looked at."""
+_ENVIRON = ("os.environ", "environ")
+_SETTERS = ("setdefault", "update", "pop", "clear", "__setitem__")
+_FUNCTIONS = ("os.putenv", "os.unsetenv", "putenv", "unsetenv", "load_dotenv", "dotenv.load_dotenv")
 
 
 def changed(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
@@ -40,7 +52,7 @@ def shared_by_ranks(script: str, env: Mapping[str, str]) -> dict[str, str]:
     source = b""
     with suppress(OSError):
         source = Path(script).read_bytes() if script else b""
-    if b"environ" not in source:
+    if b"environ" not in source or may_set(script, None):
         return {}
     found = set_by(source, {"OMP_NUM_THREADS": "", **os.environ, **env})
     return {} if any(name.startswith(OF_ONE_PROCESS) for name in found) else found
@@ -51,15 +63,129 @@ def set_by(source: bytes, env: Mapping[str, str]) -> dict[str, str]:
     another package, as far as its text says to what; only those that differ from `env`."""
     found: dict[str, str] = {}
     with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-        for node in ast.parse(source).body:
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or "."] if isinstance(node, ast.ImportFrom) else []
-            if any(name.partition(".")[0] not in sys.stdlib_module_names for name in names):
-                break
+        for node in _known(ast.parse(source)):
             for name, value, is_default in _assigned(node):
                 if not (is_default and name in {**env, **found}):
                     found[name] = value
     return {name: found[name] for name in changed(env, {**env, **found})}
+
+
+def _known(tree: ast.Module) -> Iterator[ast.stmt]:
+    """The statements of a script that run first and for certain: until it imports another package."""
+    for node in tree.body:
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or "."] if isinstance(node, ast.ImportFrom) else []
+        if any(name.partition(".")[0] not in sys.stdlib_module_names for name in names):
+            return
+        yield node
+
+
+def may_set(script: str | None, module: str | None) -> bool:
+    """Whether a program may set variables that torch's import reads before it imports torch, besides those
+    that `set_by` finds: computed ones, under a condition, in a function, or in its own modules."""
+    directory = os.path.dirname(os.path.realpath(script)) if script is not None else os.getcwd()
+    search = _Search(Path(directory), script is not None)
+    search.run([Path(script)] if script is not None else search.files_of(module or ""))
+    return search.found
+
+
+@dataclass
+class _Search:
+    """Follows a program's own files in the order in which they run, until they import torch."""
+
+    directory: Path
+    """Where its own modules are."""
+    has_script: bool
+    """Whether the first file is a script, of which `set_by` knows more."""
+    found: bool = False
+    """Whether a variable may be set."""
+    _seen: set[Path] = field(default_factory=set)
+
+    def run(self, files: Iterable[Path]) -> bool:
+        """Whether torch is imported when these files have run; the first is the program."""
+        return any(self._run_file(file) for file in files if not self.found)
+
+    def files_of(self, module: str) -> list[Path]:
+        """The program's own files that the import of a module runs."""
+        places = [self.directory.joinpath(*parts) for parts in _parents(module)]
+        last = places[-1]
+        files = [*(place / "__init__.py" for place in places), last.with_suffix(".py")]
+        if not self._seen:
+            files.append(last / "__main__.py")
+        return [file for file in files if last != self.directory and file.is_file()]
+
+    def _run_file(self, file: Path) -> bool:
+        is_script = self.has_script and not self._seen
+        if file in self._seen or len(self._seen) == MOST_FILES:
+            return False
+        self._seen.add(file)
+        with suppress(OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+            tree = ast.parse(file.read_bytes())
+            known = {id(node) for node in _known(tree) if any(_assigned(node))} if is_script else set()
+            return any(self._run(node, file) for node in tree.body if id(node) not in known)
+        return False
+
+    def _import(self, name: str) -> bool:
+        files = self.files_of(name)
+        return self.run(files) if files else name.startswith(IMPORT_TORCH)
+
+    def _run(self, node: ast.AST, file: Path, is_called: bool = True) -> bool:
+        """Whether a statement imports torch; what a function does may happen at any later time."""
+        if self.found or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
+            return False
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            return any(self._import(name) for name in _imported(node, file, self.directory)) and is_called
+        self.found |= _may_set_variable(node)
+        is_called &= not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        return any(self._run(child, file, is_called) for child in ast.iter_child_nodes(node))
+
+
+def _parents(module: str) -> list[list[str]]:
+    """`[["a"], ["a", "b"]]` of `a.b`."""
+    parts = module.split(".")
+    return [parts[:number] for number in range(1, len(parts) + 1)]
+
+
+def _imported(node: ast.Import | ast.ImportFrom, file: Path, directory: Path) -> Iterator[str]:
+    """The modules that a statement may import, by their names below the directory."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+        return
+    above = file.parents[node.level - 1] if 0 < node.level <= len(file.parents) else directory
+    package = [] if above == directory else list(above.relative_to(directory).parts)
+    module = ".".join([*package, *([node.module] if node.module else [])])
+    if module:
+        yield module
+    yield from (f"{module}.{alias.name}" if module else alias.name for alias in node.names)
+
+
+def _may_set_variable(node: ast.AST) -> bool:
+    """Whether it sets, or removes, a variable that torch's import reads, or one whose name isn't known."""
+    if isinstance(node, ast.Subscript):
+        names: list[ast.expr | None] = [node.slice]
+        is_change = isinstance(node.ctx, ast.Store | ast.Del) and _is_environ(node.value)
+    elif isinstance(node, ast.Call):
+        called = ast.unparse(node.func)
+        place, _, method = called.rpartition(".")
+        is_change = (method in _SETTERS and place in _ENVIRON) or called in _FUNCTIONS
+        names = _names_given(node, method)
+    else:
+        return False
+    return is_change and any(
+        not (isinstance(name, ast.Constant) and isinstance(name.value, str))
+        or name.value.startswith(READ_AT_IMPORT)
+        for name in names
+    )
+
+
+def _names_given(call: ast.Call, method: str) -> list[ast.expr | None]:
+    """The names of variables that are passed; `None`: not known."""
+    if method not in ("update", "__ior__"):
+        return [*call.args[:1]] or [None]
+    names: list[ast.expr | None] = [ast.Constant(word.arg) if word.arg else None for word in call.keywords]
+    for given in call.args:
+        names += given.keys if isinstance(given, ast.Dict) else [None]
+    return names
 
 
 def _assigned(node: ast.stmt) -> Iterator[tuple[str, str, bool]]:
@@ -81,4 +207,4 @@ def _assigned(node: ast.stmt) -> Iterator[tuple[str, str, bool]]:
 
 def _is_environ(place: ast.expr) -> bool:
     """Whether it is `os.environ`, or `environ`."""
-    return ast.unparse(place) in ("os.environ", "environ")
+    return ast.unparse(place) in _ENVIRON

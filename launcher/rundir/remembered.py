@@ -4,6 +4,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import msgspec
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.rundir.files import read_json, write_json
+from gpurun.launcher.rundir.records import ProgramConfig
 from gpurun.launcher.rundir.store import cache_directory
 
 IMPORTS = "imports"
@@ -26,6 +28,8 @@ class Imports(msgspec.Struct, frozen=True):
 
     modules: tuple[str, ...]
     """In the order in which their import began."""
+    sets_variables: str = ""
+    """The hash of its file if it was seen to set variables before it imported torch."""
 
 
 def place_of(script: str, python: str) -> Path:
@@ -46,6 +50,38 @@ def remembered(script: str, python: str) -> tuple[str, ...]:
         return ()
 
 
+def name_of(config: ProgramConfig) -> str:
+    """What a program is remembered by: its file, or its module in this directory."""
+    return config.script or f"-m {config.module}"
+
+
+def _hash_of(source: bytes) -> str:
+    return sha256(source).hexdigest()
+
+
+def sets_variables(program: str, source: bytes) -> bool:
+    """Whether an earlier run of a program, with this text, has set variables before it imported torch."""
+    try:
+        return read_json(place_of(program, sys.executable), Imports).sets_variables == _hash_of(source)
+    except (OSError, MachineError, msgspec.MsgspecError, ValueError):
+        return False
+
+
+def remember_that_it_sets_variables(program: str) -> None:
+    """Writes down that the program in this process does so before it imports torch."""
+    source = b""
+    with suppress(OSError):
+        source = Path(program).read_bytes()
+    _write(program, Imports((), _hash_of(source)))
+
+
+def _write(program: str, imports: Imports) -> None:
+    with suppress(OSError, MachineError):  # then the next run starts like this one
+        path = place_of(program, sys.executable)
+        path.parent.mkdir(exist_ok=True)
+        write_json(path, imports)
+
+
 def remember(script: str, imported: Sequence[str], env: Mapping[str, str]) -> None:
     """Writes down what the program in this process has imported, as far as that is installed.
 
@@ -61,13 +97,9 @@ def remember(script: str, imported: Sequence[str], env: Mapping[str, str]) -> No
     set_by_torch = dict.fromkeys(SET_BY_TORCH)
     has_set_variable = {**env, **set_by_torch} != {**os.environ, **set_by_torch}
     kept = () if has_set_variable or len(modules) > MOST_MODULES else modules
-    try:
-        path = place_of(script, sys.executable)
-        if kept or path.exists():
-            path.parent.mkdir(exist_ok=True)
-            write_json(path, Imports(kept))
-    except (OSError, MachineError):
-        return  # then the next run starts like this one
+    with suppress(OSError):
+        if kept or place_of(script, sys.executable).exists():
+            _write(script, Imports(kept))
 
 
 def is_installed(package: str) -> bool:

@@ -4,22 +4,29 @@ Run with the file descriptor of a `Beginning` as JSON, in the place and with the
 """
 
 import gc
+import importlib
 import json
 import os
 import sys
 from pathlib import Path
 from typing import NoReturn
 
+from gpurun.launcher.processes.protocol import PROGRAM_ENTRY
 from gpurun.launcher.worker.entry.zygote import answer_signals, line_stream, make_observable
+from gpurun.launcher.worker.program import late_rank
+
+PROGRAM_RANK = PROGRAM_ENTRY.partition(":")[0]
 
 
 def main(fd: int) -> NoReturn:
-    """Imports torch in the environment of this moment, then runs the program in that of before."""
+    """Imports torch in the environment of this moment, or leaves that to the program, which runs in the one
+    of before."""
     with os.fdopen(fd, "rb") as file:
         file.seek(0)
         state = json.load(file)
-    from gpurun.launcher.worker.program import program_rank  # imports torch
-
+    is_to_import = bool(state["names"])
+    if is_to_import:
+        importlib.import_module(PROGRAM_RANK)  # and torch with it
     os.environ.clear()
     os.environ.update(state["env"])
     sys.path[:] = state["path"]
@@ -27,7 +34,9 @@ def main(fd: int) -> NoReturn:
     make_observable(Path(state["control"]), int(state["argv"][1]))
     answer_signals()
     gc.freeze()  # what was there before the program
-    program_rank.main(state["argv"], state["names"], state["imported_with"])
+    if is_to_import:
+        importlib.import_module(PROGRAM_RANK).main(state["argv"], state["names"], state["imported_with"])
+    late_rank.main(state["argv"])
 
 
 if __name__ == "__main__":

@@ -374,8 +374,7 @@ def make_observable(directory: Path, rank: int) -> None:
         stacks = control.open(stacks_name(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         faulthandler.register(STACKS_SIGNAL, file=stacks)
         if "torch" in sys.modules:
-            remember_collectives()
-            answer_about_collectives(control, rank)
+            make_collectives_observable(control, rank)
         # Last: a process that sees the block may send the signal, which would kill a rank without a handler.
         try:
             _kept.append(control.block(rank, create=True))
@@ -383,6 +382,12 @@ def make_observable(directory: Path, rank: int) -> None:
             if error.errno not in (errno.ENODEV, errno.EINVAL):
                 raise
             print_to_log(f"{directory}: files can't be shared in memory there, so that stacks can't be shown")
+
+
+def make_collectives_observable(control: ControlDir, rank: int) -> None:
+    """Makes torch remember collectives and answer about them, once it has been imported."""
+    remember_collectives()
+    answer_about_collectives(control, rank)
 
 
 def remember_collectives() -> None:

@@ -6,7 +6,9 @@ PYTORCH_JIT (torch/jit/_state.py), TORCHDYNAMO_* and TORCHINDUCTOR_* (torch/_dyn
 torch/_inductor/config.py). So a rank begins anew, once, if one of them has changed until the program imports
 torch: a new interpreter imports it with these variables, and then runs the program from its beginning. Where
 the script's text says what they are set to, torch is imported with that before the program runs: by the
-server for all ranks, or by each for itself (`OF_ONE_PROCESS`). Else what it did before is done twice.
+server for all ranks, or by each for itself (`OF_ONE_PROCESS`). Where the text says only that it may set some,
+or an earlier run has set some, each rank runs the program without torch until the program imports it. Else
+what it did before is done twice.
 """
 
 import json
@@ -18,12 +20,13 @@ from dataclasses import asdict, dataclass, field
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import gpurun
 from gpurun.launcher.processes.guard import WITH_OUR_CODE
 from gpurun.launcher.processes.import_variables import changed
 from gpurun.launcher.rundir.control import STACKS_SIGNAL
+from gpurun.launcher.rundir.remembered import remember_that_it_sets_variables
 
 ANEW = "gpurun.launcher.worker.entry.anew"
 """The module with which a rank goes on."""
@@ -87,6 +90,45 @@ class HiddenPackages(MetaPathFinder, Loader):
         self.show()
 
 
+@dataclass(eq=False)
+class AfterImport(MetaPathFinder, Loader):
+    """Calls a function as soon as a package has been imported, before its importer has it."""
+
+    package: str
+    then: Callable[[], object]
+    _loader: Any = None
+    """The package's own."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Finds the package; not every caller imports it, some only ask whether there is one."""
+        if name != self.package:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is not None:
+            self._loader, spec.loader = spec.loader, self
+        return spec
+
+    def __getattr__(self, name: str) -> Any:
+        """What else the package's own loader has."""
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """As the package's own loader makes it."""
+        return cast("ModuleType | None", self._loader.create_module(spec))
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Imports the package, and calls the function."""
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        self.then()
+
+
 @dataclass(frozen=True)
 class Beginning:
     """The rank before its program began."""
@@ -101,6 +143,8 @@ class Beginning:
     imported_with: dict[str, str] | None = None
     """The environment in which torch was imported; `None`: that of this moment."""
     pid: int = field(default_factory=os.getpid)
+    program: str = ""
+    """What it is remembered by."""
 
     def is_unchanged(self) -> bool:
         """Whether the environment is as it was."""
@@ -110,12 +154,17 @@ class Beginning:
         """Replaces the rank by a new one, which imports torch in the environment of this moment."""
         names = changed(self.imported_with or self.env, os.environ)
         if names and os.getpid() == self.pid:
+            remember_that_it_sets_variables(os.path.join(self.directory, self.program))
             self._begin_anew(names, None)
 
     def begin_anew(self, values: Mapping[str, str]) -> None:
         """Replaces the rank by a new one, which imports torch with these variables, and runs the program."""
         os.environ.update(values)
         self._begin_anew(tuple(sorted(values)), dict(os.environ))
+
+    def begin_without_torch(self) -> None:
+        """Replaces the rank by a new one, in which nothing imports torch before the program does."""
+        self._begin_anew((), None)
 
     def _begin_anew(self, names: Sequence[str], imported_with: dict[str, str] | None) -> None:
         state = os.memfd_create("gpurun-anew", 0)  # 0: it stays open in the new interpreter

@@ -1,7 +1,6 @@
 """The body of a rank that runs a program unchanged, with its steps observed and timed from outside."""
 
 import atexit
-import builtins
 import ctypes
 import functools
 import gc
@@ -10,19 +9,17 @@ import importlib.machinery
 import io
 import multiprocessing
 import os
-import runpy
 import signal
 import socket
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
-from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn, ParamSpec
 
 import msgspec
@@ -30,14 +27,13 @@ import torch
 from torch.distributed import distributed_c10d
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-import gpurun
 from gpurun.launcher import stepping
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.findings.finding import reason
 from gpurun.launcher.findings.run_cases import OWN_PROCESSES
 from gpurun.launcher.inspect.stacks import code_hashes, is_users
 from gpurun.launcher.machine.accelerators import CPU, accelerator_of, gpu_kinds
-from gpurun.launcher.processes.import_variables import changed, set_by
+from gpurun.launcher.processes.import_variables import changed, may_set, set_by
 from gpurun.launcher.rundir.files import RunDir, append_lines, keep_lines, read_json, write_json
 from gpurun.launcher.rundir.records import (
     NO_GROUP,
@@ -49,7 +45,7 @@ from gpurun.launcher.rundir.records import (
     StepRecord,
     VariantFacts,
 )
-from gpurun.launcher.rundir.remembered import remember
+from gpurun.launcher.rundir.remembered import name_of, remember, sets_variables
 from gpurun.launcher.stats.schedule import only_warmup_text
 from gpurun.launcher.units import listed
 from gpurun.launcher.worker.accelerators.clock import Stamps
@@ -65,6 +61,12 @@ from gpurun.launcher.worker.profiling import StepCapture, StepTracer, open_block
 from gpurun.launcher.worker.program.import_time import TORCH, Beginning, HiddenPackages
 from gpurun.launcher.worker.program.observed import Observer
 from gpurun.launcher.worker.program.own_profilers import OwnProfilers
+from gpurun.launcher.worker.program.run_program import (
+    run_program,
+    users_frames,
+    watched_exit,
+    with_own_directory,
+)
 from gpurun.launcher.worker.program.step_rules import Classifier, KeptSteps, StepBoundary
 
 P = ParamSpec("P")
@@ -77,6 +79,7 @@ LISTENS_S = 1.0
 """How long a server may take to accept a connection."""
 PROGRESS_PARTS = 2000
 """Progress is reported once in this part of the time so far."""
+NEXT_TIME = "the next run of this file runs it once"
 MAX_PROGRESS = 2 * PROGRESS_PARTS
 """Reports of progress in the file; of more, every second is removed."""
 
@@ -397,8 +400,12 @@ class ProgramRank:
     """Whether it has started processes that train."""
     beginning: Beginning | None = None
     """`None`: torch was imported with the program's own variables."""
+    hooks: ExitStack = field(default_factory=ExitStack)
+    """Closing it ends the recording."""
     set_before: Sequence[str] = ()
     """Variables that the program sets before it imports torch, which was imported with them."""
+    ran_twice: bool = False
+    """Whether what is above that import ran in two processes, one after the other."""
 
     def execute(self) -> int:
         """Runs the program to its end, whatever that is; the exit code."""
@@ -411,7 +418,7 @@ class ProgramRank:
         torch_alone.hide()
         others.hide()
         try:
-            with self.watched_exit():
+            with watched_exit(self.pid, self.close):
                 code = self.run_program()
             imported = [name for name in sys.modules if name not in before]
         finally:
@@ -425,10 +432,7 @@ class ProgramRank:
     def run_program(self) -> int:
         """Runs the program as Python does; the exit code."""
         try:
-            if self.config.module is not None:
-                run_module(self.config.module, self.config.args)
-            else:
-                run_script(self.config.script or "", self.config.args)
+            run_program(self.config)
         except BaseException as error:
             if os.getpid() != self.pid:
                 raise  # a child of the program ends as under Python itself
@@ -443,6 +447,9 @@ class ProgramRank:
         if isinstance(error, KeyboardInterrupt):
             sys.excepthook(type(error), error, error.__traceback__)
             return -signal.SIGINT
+        if self.ran_twice:
+            sets = f"what is above `import torch` ran twice, since it sets {listed(self.set_before)}"
+            print_to_log(f"gpurun: {sets}; {NEXT_TIME}")
         try:
             record_failure(self.run, self.config.launch, self.rank, self.config.variant, "run", error)
         except MachineError as unwritable:
@@ -451,24 +458,6 @@ class ProgramRank:
             return exit_code(error)
         sys.excepthook(type(error), error, error.__traceback__)
         return 1
-
-    @contextmanager
-    def watched_exit(self) -> Iterator[None]:
-        """Within it, the program's last steps are written when it ends by `os._exit`, too."""
-        exit_now = os._exit
-
-        def close_and_exit(status: int) -> NoReturn:
-            os._exit = exit_now
-            if os.getpid() == self.pid:
-                with suppress(Exception):
-                    self.close(status)
-            exit_now(status)
-
-        os._exit = close_and_exit
-        try:
-            yield
-        finally:
-            os._exit = exit_now
 
     def end_at_limit(self) -> None:
         """Ends the program in the middle, once all ranks have come as far: none loses its peer in a step."""
@@ -485,6 +474,17 @@ class ProgramRank:
             while store.add(AT_LIMIT, 0) < self.config.world_size and time.monotonic() < until_s:
                 time.sleep(0.01)
         os._exit(0)
+
+    def end(self, code: int) -> NoReturn:
+        """Ends the process, whose program has ended with this code."""
+        self.hooks.close()
+        try:
+            self.close(code)
+        except MachineError as error:
+            print_to_log(str(error))
+            code = os.EX_IOERR
+        end_program()
+        finish(code)
 
     def close(self, code: int) -> None:
         """Writes the last steps and the warnings about them."""
@@ -517,7 +517,7 @@ class ProgramRank:
                 f"the program's own profiler slowed {num_slowed} of {steps.count} steps (not timed)"
             )
         if self.set_before:
-            twice = ", and ran what is above that twice" if self.beginning is None else ""
+            twice = f", and ran what is above that twice; {NEXT_TIME}" if self.ran_twice else ""
             warnings.append(
                 f"the program sets {listed(self.set_before)} before it imports torch, so each rank began "
                 f"anew with that: it started as slowly as under torchrun{twice}"
@@ -551,9 +551,21 @@ def main(
     config = with_own_directory(config, run)
     # Where torch's `record` writes why a function has failed, for torchrun's own report.
     os.environ.setdefault("TORCHELASTIC_ERROR_FILE", str(run.program_error(config.launch, rank)))
+    control = str(run.control(config.launch))
     if not set_before:
-        imported_with = begin_with(config, argv, str(run.control(config.launch)))
+        imported_with = begin_with(config, argv, control)
         set_threads()
+    program = observed(config, rank, run)
+    program.set_before, program.ran_twice = set_before, bool(set_before) and imported_with is None
+    if not program.ran_twice:
+        program.beginning = Beginning(
+            tuple(argv), control, imported_with=imported_with, program=name_of(config)
+        )
+    program.end(program.execute())
+
+
+def observed(config: ProgramConfig, rank: int, run: RunDir) -> "ProgramRank":
+    """The rank, whose steps are recorded from now on."""
     seed(0 if config.seeds_steps and config.seed is None else config.seed)
     capture = StepCapture(run, config.launch, rank, open_block(run, config.launch, rank))
     recorder = StepRecorder(config, rank, run, tracer=tracer_for(config, rank, run), capture=capture)
@@ -561,37 +573,28 @@ def main(
     # DataLoader workers and other children aren't ranks; what they write would corrupt the rank's records.
     os.register_at_fork(after_in_child=recorder.abandon)
     has_had_group, has_spawned = keep_groups_alive(), note_spawned()
-    report_other_stores()
+    report_other_stores(str(await_port(run.rendezvous(config.launch))))
     recorder.report_progress()
-    beginning = None
-    if not set_before or imported_with is not None:
-        beginning = Beginning(tuple(argv), str(run.control(config.launch)), imported_with=imported_with)
-    pid = os.getpid()
-    program = ProgramRank(config, rank, run, recorder, pid, has_had_group, has_spawned, beginning, set_before)
+    program = ProgramRank(config, rank, run, recorder, os.getpid(), has_had_group, has_spawned, hooks=hooks)
     recorder.at_limit = program.end_at_limit
-    code = program.execute()
-    hooks.close()
-    try:
-        program.close(code)
-    except MachineError as error:
-        print_to_log(str(error))
-        code = os.EX_IOERR
-    end_program()
-    finish(code)
+    return program
 
 
 def begin_with(config: ProgramConfig, argv: Sequence[str], control: str) -> dict[str, str] | None:
-    """Begins anew at once if the script's text says that torch is to be imported in another environment.
+    """Begins anew at once if torch is to be imported in another environment: so the program runs once.
 
-    Returns that environment; `None`: it is this one. The program runs once then.
+    Returns that environment, as far as the program's text says it; `None`: it is this one.
     """
     try:
         source = Path(config.script or "").read_bytes() if config.script else b""
     except OSError:
         return None  # the program's own message says so
+    is_seeded = config.seeds_steps or config.seed is not None  # before its first line
+    if not is_seeded and (may_set(config.script, config.module) or sets_variables(name_of(config), source)):
+        Beginning(tuple(argv), control).begin_without_torch()
     env, values = dict(os.environ), set_by(source, os.environ)
     if changed({**env, **IMPORTED_WITH}, {**env, **values}):
-        Beginning(tuple(argv), control).begin_anew(values)
+        Beginning(tuple(argv), control, program=name_of(config)).begin_anew(values)
     return {**env, **values} if values else None
 
 
@@ -599,17 +602,6 @@ def join_launch(config: ProgramConfig, run: RunDir) -> None:
     """Sets what `init_process_group` finds in the environment: the port of the launch's store."""
     os.environ["MASTER_PORT"] = str(await_port(run.rendezvous(config.launch)))
     stay_on_this_machine()
-
-
-def with_own_directory(config: ProgramConfig, run: RunDir) -> ProgramConfig:
-    """The configuration with a directory for what the program saves, which no other launch finds there.
-
-    It is in the environment, and in place of `{launch_dir}` in the arguments.
-    """
-    directory = run.program_files(config.launch)
-    directory.mkdir(parents=True, exist_ok=True)
-    os.environ["GPURUN_LAUNCH_DIR"] = str(directory)
-    return replace(config, args=tuple(arg.replace("{launch_dir}", str(directory)) for arg in config.args))
 
 
 def set_threads() -> None:
@@ -681,14 +673,17 @@ def note_spawned() -> Callable[[], bool]:
     return lambda: bool(calls)
 
 
-def report_other_stores() -> None:
+def report_other_stores(own: str) -> None:
     """Reports where the rank waits for the others if the program has set another address than the launch's.
 
     Nothing listens there: the environment tells torch that the launcher has a store. Source:
     torch/distributed/rendezvous.py, `_create_c10d_store`.
+
+    Args:
+        own: the port of the launch's store.
     """
     module: Any = importlib.import_module("torch.distributed.rendezvous")  # a function has its name
-    original, own = module._create_c10d_store, os.environ["MASTER_PORT"]
+    original = module._create_c10d_store
 
     @functools.wraps(original)
     def create(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
@@ -733,68 +728,6 @@ def watch_skipped_steps(recorder: StepRecorder) -> Callable[[], None]:
 
     scaler.step = step  # type: ignore[method-assign]
     return lambda: setattr(scaler, "step", original)
-
-
-def run_script(script: str, args: tuple[str, ...]) -> None:
-    """`python SCRIPT ARGS…`, from the working directory.
-
-    Raises:
-        BaseException: whatever the program raises, `SystemExit` included.
-    """
-    path = os.path.abspath(script)
-    set_path_and_argv(os.path.dirname(os.path.realpath(path)), [script, *args], [script])
-    main = new_main()
-    main.__file__ = path
-    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
-    main.__dict__["__cached__"] = None
-    exec(read_code(path), main.__dict__)
-
-
-def run_module(module: str, args: tuple[str, ...]) -> None:
-    """`python -m MODULE ARGS…`, from the working directory; raises like `run_script`."""
-    set_path_and_argv(
-        os.getcwd(), ["-m", *args], ["-m", module]
-    )  # runpy puts the module's file in place of the first
-    new_main()
-    # What the interpreter itself calls for `-m`, and all that sets `__spec__` right for `multiprocessing`.
-    runpy._run_module_as_main(module)  # type: ignore[attr-defined]
-
-
-def set_path_and_argv(directory: str, argv: list[str], program: list[str]) -> None:
-    """`sys.path` and `sys.argv` as the interpreter would set them; imports look in `directory` first."""
-    sys.argv[:] = argv
-    sys.orig_argv[:] = [sys.executable, "-u", *program, *argv[1:]]
-    sys.path.insert(0, directory)
-
-
-def new_main() -> ModuleType:
-    """An empty `__main__` in place of the server's."""
-    main = ModuleType("__main__")
-    main.__dict__["__builtins__"] = builtins
-    sys.modules["__main__"] = main
-    return main
-
-
-def read_code(path: str) -> CodeType:
-    """The compiled file; `io.open_code` and no inherited flags, as the interpreter does it."""
-    with io.open_code(path) as file:
-        return compile(file.read(), path, "exec", dont_inherit=True)
-
-
-def users_frames(error: BaseException) -> TracebackType | None:
-    """The error's traceback without the frames of this launcher and of runpy at its top.
-
-    None of them remain for a program that could not be compiled.
-    """
-    trace = error.__traceback__
-    own = (
-        os.path.dirname(gpurun.__file__) + os.sep,
-        runpy.__file__,
-        "<frozen runpy>",
-    )
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(own):
-        trace = trace.tb_next
-    return trace
 
 
 def end_program() -> None:

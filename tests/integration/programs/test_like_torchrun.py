@@ -88,21 +88,62 @@ def test_variables_that_are_set_before_torch_is_imported_are_obeyed(tmp_path: Pa
     assert "rank0.pt.trace.json.gz" in str(result.variant("script-1")["ranks"])
 
 
-def test_a_variable_that_the_text_does_not_tell_is_obeyed_too(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        "train.py",
-        """
-        import os
-        print("begins")
-        os.environ["OMP_NUM_THREADS"] = "3"
-        os.environ["TORCH_LOGS"] = ",".join(["recompiles"])
-        import torch._logging._internal as logging
-        print(*sorted(logging.log_state.artifact_names))
-        """,
-    )
-    gpurun(tmp_path, "run", "train.py", *ONE).ended(0)
-    assert log(tmp_path).splitlines() == ["begins", "begins", "recompiles"]
+COMPUTED = """
+    import os, sys
+    print("begins", sys.stdin.read().strip())
+    os.mkdir("made")
+    {sets}
+    import torch, torch._logging._internal as logging
+    print(*sorted(logging.log_state.artifact_names))
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(40):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    sys.exit(len(sys.argv) - 1)
+"""
+IN_A_MODULE = {"settings.py": "import os\nos.environ['TORCH_LOGS'] = 'recompiles'\n"}
+
+
+@pytest.mark.parametrize(
+    ("sets", "modules"),
+    [
+        ("os.environ['TORCH_LOGS'] = ','.join(['recompiles'])", {}),
+        ("import settings", IN_A_MODULE),
+    ],
+)
+def test_a_computed_variable_is_obeyed_and_nothing_runs_twice(
+    tmp_path: Path, sets: str, modules: dict[str, str]
+) -> None:
+    write(tmp_path, "train.py", COMPUTED.replace("{sets}", sets))
+    for name, text in modules.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "given").write_text("with what it was given\n")
+    line = f"{shlex.quote(sys.executable)} -m gpurun --out run torchrun train.py < given"
+    argv = ["sh", "-c", line]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "begins with what it was given\nrecompiles\n"
+    report = gpurun(tmp_path, "report", "run", "--json").ended(0)
+    assert report.variant("script-1")["step_ms"] is not None
+    assert "rank0.pt.trace.json.gz" in str(report.variant("script-1")["ranks"])
+    said = " ".join(details(report).split())
+    assert "sets TORCH_LOGS before it imports torch, so each rank began anew" in said
+    assert "twice" not in said
+
+
+def test_what_no_text_tells_makes_only_the_first_run_begin_twice(tmp_path: Path) -> None:
+    sets = "exec(\"os.environ['TORCH_LOGS'] = 'recompiles'\")"
+    write(tmp_path, "train.py", COMPUTED.replace("{sets}", sets).replace("mkdir", "path.exists"))
+    env = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    failed = gpurun(tmp_path, "run", "train.py", *ONE, "--", "fail", env=env).ended(4)
+    begun = [line.strip() for line in log(tmp_path).splitlines()]
+    assert begun[:3] == ["begins", "begins", "recompiles"]
+    said = "what is above `import torch` ran twice, since it sets TORCH_LOGS; the next run of this file runs"
+    assert said in failed.err
+    gpurun(tmp_path, "run", "train.py", "--devices", "cpu:1", "--out", "again", env=env).ended(0)
+    (again,) = (tmp_path / "again/launches").glob("*/log/rank0.log")
+    lines = [line.strip() for line in again.read_text().splitlines() if not line.startswith("USDT:")]
+    assert lines == ["begins", "recompiles"]
 
 
 SETS = """
@@ -118,16 +159,16 @@ SHARED = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 
 
 @pytest.mark.parametrize(
-    ("more", "shared", "anew", "times"),
+    ("more", "shared", "anew"),
     [
-        ("", SHARED, "", 1),
-        ("os.environ['MKL_NUM_THREADS'] = '3'", {}, "MKL_NUM_THREADS and TORCH_DISTRIBUTED_DEBUG", 1),
-        ("if sys.argv: os.environ['TORCH_DISTRIBUTED_DEBUG'] = 'INFO'", {}, "TORCH_DISTRIBUTED_DEBUG", 2),
-        ("if sys.argv: del os.environ['TORCH_DISTRIBUTED_DEBUG']", {}, "TORCH_DISTRIBUTED_DEBUG", 2),
+        ("", SHARED, ""),
+        ("os.environ['MKL_NUM_THREADS'] = '3'", {}, "MKL_NUM_THREADS and TORCH_DISTRIBUTED_DEBUG"),
+        ("if sys.argv: os.environ['TORCH_DISTRIBUTED_DEBUG'] = 'INFO'", {}, "TORCH_DISTRIBUTED_DEBUG"),
+        ("if sys.argv: del os.environ['TORCH_DISTRIBUTED_DEBUG']", {}, "TORCH_DISTRIBUTED_DEBUG"),
     ],
 )
 def test_torch_is_imported_with_what_the_program_sets_once_for_all_ranks_where_that_is_possible(
-    tmp_path: Path, more: str, shared: dict[str, str], anew: str, times: int
+    tmp_path: Path, more: str, shared: dict[str, str], anew: str
 ) -> None:
     write(tmp_path, "train.py", SETS.replace("{more}", more))
     env = {"TORCH_DISTRIBUTED_DEBUG": "OFF"}
@@ -135,7 +176,7 @@ def test_torch_is_imported_with_what_the_program_sets_once_for_all_ranks_where_t
     level = "INFO" if "INFO" in more else "OFF" if "del" in more else "DETAIL"
     for rank in range(2):
         *begun, last = log(tmp_path, rank).splitlines()
-        assert begun == ["begins with OFF"] * times
+        assert begun == ["begins with OFF"]
         assert last == f"{level} {shared} ['--x']"
     said = f"sets {anew} before it imports torch, so each rank began anew"
     assert (said in " ".join(details(result).split())) == bool(anew)

@@ -1,0 +1,117 @@
+"""Runs a program as Python does; what a rank needs for that before torch is imported."""
+
+import builtins
+import importlib.machinery
+import io
+import os
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from types import CodeType, ModuleType, TracebackType
+from typing import NoReturn
+
+import gpurun
+from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.rundir.records import ProgramConfig
+
+
+def with_own_directory(config: ProgramConfig, run: RunDir) -> ProgramConfig:
+    """The configuration with a directory for what the program saves, which no other launch finds there.
+
+    It is in the environment, and in place of `{launch_dir}` in the arguments.
+    """
+    directory = run.program_files(config.launch)
+    directory.mkdir(parents=True, exist_ok=True)
+    os.environ["GPURUN_LAUNCH_DIR"] = str(directory)
+    return replace(config, args=tuple(arg.replace("{launch_dir}", str(directory)) for arg in config.args))
+
+
+def run_program(config: ProgramConfig) -> None:
+    """Runs the program to its end; raises whatever it raises, `SystemExit` included."""
+    if config.module is not None:
+        run_module(config.module, config.args)
+    else:
+        run_script(config.script or "", config.args)
+
+
+@contextmanager
+def watched_exit(pid: int, close: Callable[[int], None]) -> Iterator[None]:
+    """Within it, `close` gets the exit code with which the program ends this process by `os._exit`."""
+    exit_now = os._exit
+
+    def close_and_exit(status: int) -> NoReturn:
+        os._exit = exit_now
+        if os.getpid() == pid:
+            with suppress(Exception):
+                close(status)
+        exit_now(status)
+
+    os._exit = close_and_exit
+    try:
+        yield
+    finally:
+        os._exit = exit_now
+
+
+def run_script(script: str, args: tuple[str, ...]) -> None:
+    """`python SCRIPT ARGS…`, from the working directory.
+
+    Raises:
+        BaseException: whatever the program raises, `SystemExit` included.
+    """
+    path = os.path.abspath(script)
+    set_path_and_argv(os.path.dirname(os.path.realpath(path)), [script, *args], [script])
+    main = new_main()
+    main.__file__ = path
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    main.__dict__["__cached__"] = None
+    exec(read_code(path), main.__dict__)
+
+
+def run_module(module: str, args: tuple[str, ...]) -> None:
+    """`python -m MODULE ARGS…`, from the working directory; raises like `run_script`."""
+    set_path_and_argv(
+        os.getcwd(), ["-m", *args], ["-m", module]
+    )  # runpy puts the module's file in place of the first
+    new_main()
+    # What the interpreter itself calls for `-m`, and all that sets `__spec__` right for `multiprocessing`.
+    runpy._run_module_as_main(module)  # type: ignore[attr-defined]
+
+
+def set_path_and_argv(directory: str, argv: list[str], program: list[str]) -> None:
+    """`sys.path` and `sys.argv` as the interpreter would set them; imports look in `directory` first."""
+    sys.argv[:] = argv
+    sys.orig_argv[:] = [sys.executable, "-u", *program, *argv[1:]]
+    sys.path.insert(0, directory)
+
+
+def new_main() -> ModuleType:
+    """An empty `__main__` in place of the server's."""
+    main = ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    return main
+
+
+def read_code(path: str) -> CodeType:
+    """The compiled file; `io.open_code` and no inherited flags, as the interpreter does it."""
+    with io.open_code(path) as file:
+        return compile(file.read(), path, "exec", dont_inherit=True)
+
+
+def users_frames(error: BaseException) -> TracebackType | None:
+    """The error's traceback without the frames of this launcher and of runpy at its top.
+
+    None of them remain for a program that could not be compiled.
+    """
+    trace = error.__traceback__
+    own = (
+        os.path.dirname(gpurun.__file__) + os.sep,
+        runpy.__file__,
+        "<frozen runpy>",
+    )
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(own):
+        trace = trace.tb_next
+    return trace
