@@ -156,7 +156,8 @@ class DeviceQueue:
         What was launched before its gap began waits for something else than its launch. A gap that no work
         ends waits for nothing.
         """
-        gaps = gaps.subtract(self.tail(gaps))
+        gaps = self._divided(gaps)
+        gaps = _some(gaps.starts, gaps.ends, ~self._is_last(gaps))
         place = np.searchsorted(self.starts, gaps.ends)
         begun, done = self.begun[place], self.done[place]
         is_known = begun != LOST
@@ -171,7 +172,19 @@ class DeviceQueue:
 
     def tail(self, gaps: Intervals) -> Intervals:
         """The gap that no work ends."""
-        return _some(gaps.starts, gaps.ends, np.searchsorted(self.starts, gaps.ends) == len(self.starts))
+        gaps = self._divided(gaps)
+        return _some(gaps.starts, gaps.ends, self._is_last(gaps))
+
+    def _is_last(self, gaps: Intervals) -> NDArray[np.bool_]:
+        return np.searchsorted(self.starts, gaps.ends) == len(self.starts)
+
+    def _divided(self, gaps: Intervals) -> Intervals:
+        """The gaps, divided where work begins whose length was rounded to 0: it waited for its own launch."""
+        place = np.searchsorted(gaps.starts, self.starts) - 1
+        inside = place >= 0
+        inside[inside] = self.starts[inside] < gaps.ends[place[inside]]
+        times = np.unique(self.starts[inside])
+        return Intervals(*(np.sort(np.append(ends, times)) for ends in (gaps.starts, gaps.ends)))
 
 
 def _some(starts: Int64, ends: Int64, chosen: NDArray[np.bool_]) -> Intervals:

@@ -490,6 +490,16 @@ def test_the_gpu_waits_for_a_launching_call_until_it_ends(tmp_path: Path, begin:
         assert (getattr(idle, part), idle.host, idle.latency) == (running, max(begin - 1_015, 0), 5)
 
 
+def test_work_whose_length_is_rounded_to_0_waits_for_its_own_launch(tmp_path: Path) -> None:
+    """Older traces have whole microseconds: a gap that such work divides has several launches."""
+    work = [kernel("k", 10, 100, 1), kernel("short", 160, 0, 2), kernel("k", 300, 100, 3)]
+    events = [launch(0, 5, 1), launch(140, 8, 2), launch(200, 90, 3), kernel("short", 500, 0, 4), *work]
+    idle = analyse_paths([write(tmp_path / "t.json", [step(1, 0, 600), *events, launch(450, 40, 4)])])
+    found = idle.ranks[0].steps[0].idle_by_cause_us
+    assert (found.host, found.launching, found.latency) == (30 + 40 + 50, 5 + 8 + 90 + 40, 5 + 12 + 10 + 10)
+    assert found.tail == 100
+
+
 def test_what_is_done_once_is_named_first(tmp_path: Path, wording: Wording) -> None:
     allocation = span("cuda_runtime", "cudaMalloc", 1_100, 2_000)
     events = launches_of([(0, 10), (4_000, 9_000), (14_000, 10)])
