@@ -388,7 +388,10 @@ def _run_all(
     for check in checks:
         left_s = deadline - time.monotonic()
         began = time.monotonic()
-        code = _run(check, bench, min(check.limit_s, left_s), environment) if left_s >= LEAST_S else None
+        code = None
+        if left_s >= LEAST_S:
+            shutil.rmtree(bench.out / "runs" / check.name, ignore_errors=True)  # of an earlier command
+            code = _run(check, bench, min(check.limit_s, left_s), environment)
         ended = {None: "not run", 124: "stopped"}.get(code, "ok" if code == 0 else f"failed with {code}")
         lines = [f"{check.name}: {ended} after {time.monotonic() - began:.0f} s"]
         log = bench.out / f"logs/{check.name}.log"

@@ -162,6 +162,18 @@ def test_a_check_for_a_gpu_that_the_limit_of_all_cuts_short_is_run_once_more(
         assert (f"to run next: python -m benchmarks.gpu {name}\n" in capsys.readouterr().out) == is_left
 
 
+def test_a_check_for_a_gpu_that_is_run_again_replaces_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_checks, "_run", Mock(return_value=0))
+    for name in ("logs", "runs/quick", "runs/loop"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "logs/quick.log").touch()
+    gpu_checks.main(["quick", "--device", "cpu:1", "--out", str(tmp_path)])
+    gpu_checks.main(["loop", "--limit", "1", "--device", "cpu:1", "--out", str(tmp_path)])  # doesn't begin
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["loop"]
+
+
 def test_figures_of_jobs_add_up_over_calls(wording: Wording) -> None:
     first = Tried("script", "2026-01-01 10:00", "abc", 60.4, False, {})
     wording(text_of([first, replace(first, seconds=40.0, is_lost=True, wrong={"kill": "ok: None"})]))
