@@ -17,6 +17,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOUND = "FOUND: "
 """How a line begins that `results.txt` takes from the log of a check."""
 LEAST_S = 15
+END_S = 8
 CAPTURE_BEGINS_S = 40
 MAX_ARCHIVE_BYTES = 15_000_000
 """Of the archive: a machine that is lent may give back small files only."""
@@ -431,13 +433,21 @@ def _run(check: Check, bench: Bench, limit_s: float, environment: Mapping[str, s
         try:
             return started.wait(limit_s)
         except subprocess.TimeoutExpired:
-            os.killpg(started.pid, signal.SIGTERM)
-            try:
-                started.wait(8)
-            except subprocess.TimeoutExpired:
-                os.killpg(started.pid, signal.SIGKILL)
-                started.wait()
+            end_group(started)
             return 124
+
+
+def end_group(started: subprocess.Popen[bytes]) -> None:
+    """Ends a check with what it has started: a run that is stopped needs some seconds to end its ranks."""
+    os.killpg(started.pid, signal.SIGTERM)
+    deadline = time.monotonic() + END_S
+    with suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            started.poll()
+            os.killpg(started.pid, 0)
+            time.sleep(0.05)
+        os.killpg(started.pid, signal.SIGKILL)
+    started.wait()
 
 
 def _environment(wheels: Path | None, directory: Path) -> dict[str, str]:
@@ -461,12 +471,17 @@ def _pack(out: Path) -> None:
     with draft.open("wb") as file, tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as archive:
         for path in sorted(chosen, key=lambda path: (path.name.endswith(".json.gz"), _size(path))):
             if file.tell() + _size(path) < MAX_ARCHIVE_BYTES:
-                archive.add(path, path.relative_to(out))
+                with suppress(FileNotFoundError):
+                    archive.add(path, path.relative_to(out))
     shutil.move(draft, out / ARCHIVE)
 
 
 def _size(path: Path) -> int:
-    return path.stat().st_size
+    """Its size in bytes; 0 where it has vanished meanwhile, as files of a run that ends do."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 if __name__ == "__main__":

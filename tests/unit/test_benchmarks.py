@@ -3,6 +3,7 @@
 import os
 import random
 import re
+import subprocess
 import sys
 import tarfile
 from contextlib import suppress
@@ -172,6 +173,45 @@ def test_a_check_for_a_gpu_that_is_run_again_replaces_its_run(
     gpu_checks.main(["quick", "--device", "cpu:1", "--out", str(tmp_path)])
     gpu_checks.main(["loop", "--limit", "1", "--device", "cpu:1", "--out", str(tmp_path)])  # doesn't begin
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["loop"]
+
+
+ENDS_AFTER_ITS_PARENT = """
+import os, signal, sys, time
+parent = os.getppid()
+def end(*_):
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    open(sys.argv[1], "w").close()
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+print("ready", flush=True)
+signal.pause()
+"""
+
+
+def test_a_check_for_a_gpu_that_is_stopped_has_ended_with_all_it_started(tmp_path: Path) -> None:
+    words = (
+        "sh",
+        "-c",
+        f'{sys.executable} -c "$0" "$1"; true',
+        ENDS_AFTER_ITS_PARENT,
+        str(tmp_path / "ended"),
+    )
+    with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as started:
+        assert started.stdout is not None
+        assert started.stdout.readline() == b"ready\n"
+        gpu_checks.end_group(started)
+    assert (tmp_path / "ended").exists()
+
+
+def test_a_file_that_vanishes_is_not_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, lost = tmp_path / "kept", tmp_path / "lost"
+    kept.touch()
+    monkeypatch.setattr(Path, "rglob", lambda *_: [lost, kept])
+    monkeypatch.setattr(Path, "is_file", lambda _: True)
+    gpu_checks._pack(tmp_path)
+    with tarfile.open(tmp_path / gpu_checks.ARCHIVE) as archive:
+        assert archive.getnames() == ["kept"]
 
 
 def test_figures_of_jobs_add_up_over_calls(wording: Wording) -> None:
