@@ -375,7 +375,7 @@ def test_on_a_gpu_no_step_is_timed_after_the_programs_own_profiler_has_recorded_
 def test_a_trace_shows_no_warning_of_torch_that_other_traces_are_not_in_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """torch 2.11, torch/autograd/profiler.py; all others stay. This test fails by any that is shown."""
+    """torch 2.11, torch/profiler/profiler.py; all others stay. This test fails by any that is shown."""
     texts = ["Warning: Profiler clears events at the end of each cycle.", "Profiler is out of memory"]
     monkeypatch.setattr(profile, "prepare_trace", lambda _: warnings.warn(texts.pop(0), stacklevel=2))
     traced = profiling.CallProfile.__new__(profiling.CallProfile)
