@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -98,15 +98,38 @@ class PastRun:
 def past_runs(directories: Iterable[Path]) -> list[PastRun]:
     """The runs in these directories, or that these are, the newest first; each once.
 
-    The runs of which a self-test consists compare nothing that a user has asked for.
+    The runs of which a self-test consists compare nothing that a user has asked for; those of a search of
+    `gpurun improve` are one.
     """
     found = {listed.path: (place, listed) for place in directories for listed in find_all(place.resolve())}
-    runs = [
-        _past(place, listed)
-        for place, listed in found.values()
-        if listed.kind == "gpurun" and not (listed.path.parent / SELFTEST).exists()
-    ]
+    runs, searches = list[PastRun](), dict[Path, list[tuple[Path, Listed]]]()
+    for place, listed in found.values():
+        if listed.kind != "gpurun" or (listed.path.parent / SELFTEST).exists():
+            continue
+        if read_improvement(listed) is not None:
+            searches.setdefault(listed.path.parent, []).append((place, listed))
+        else:
+            runs.append(_past(place, listed))
+    runs += [_past_search(stages) for stages in searches.values()]
     return sorted(runs, key=lambda run: run.changed_s, reverse=True)
+
+
+def _past_search(stages: Sequence[tuple[Path, Listed]]) -> PastRun:
+    """A search of `gpurun improve`, with its answer."""
+    newest = max(stages, key=lambda stage: changed_s(stage[1]))
+    place, listed = newest
+    run, search = _past(place, listed), listed.path.parent
+    found = read_improvement(listed)
+    assert found is not None
+    name = str(source_of(place / Path(listed.name).parent))
+    return replace(
+        run,
+        run=name,
+        job=found.name,
+        status="done" if found.complete else "running" if run.status == "running" else "stopped",
+        num_bytes=bytes_below(search),
+        headline=answer(found, shlex.quote(name))[0][1],
+    )
 
 
 def _past(place: Path, listed: Listed) -> PastRun:
