@@ -202,13 +202,15 @@ def boot_id() -> str:
 
 
 def delete(directory: Path) -> int:
-    """Deletes a run directory with all that is in it, and returns its size in bytes.
+    """Deletes the directory of a run, or of a search with its runs, and returns its size in bytes.
 
     Raises:
         SpecError: a command works on it.
         MachineError: it can't be deleted.
     """
     size = bytes_below(directory)
+    for plan in directory.glob(f"*/{PLAN}"):
+        refuse_if_alive(RunDir(plan.parent))
     with claimed(RunDir(directory)):
         try:
             shutil.rmtree(directory)

@@ -179,6 +179,13 @@ def is_ours(directory: Path) -> bool:
     return all((directory / name).is_file() for name in MADE_BY_US)
 
 
+def is_our_search(directory: Path) -> bool:
+    """Whether a directory is certainly a search of `gpurun improve`, and holds nothing but its runs."""
+    if not (directory / IMPROVEMENT).is_file():
+        return False
+    return all(each.name == IMPROVEMENT or is_ours(each) for each in directory.iterdir())
+
+
 def inside_of_run(place: object, run: object) -> SpecError:
     """The error for a run that would lie in another one, which hides it from whoever lists runs."""
     return SpecError(f"{place} lies inside of the run {run}; name another --out, outside of it")

@@ -496,6 +496,17 @@ def test_a_directory_with_a_plan_of_another_program_is_no_run(
         check_free(Path(OLD) / "new")
 
 
+def test_a_search_of_improve_is_deleted_with_its_runs_and_nothing_else(call: Callable[..., Result]) -> None:
+    search = Path("runs/train-improve")
+    shutil.copytree(OLD, search / "1-original")
+    (search / "improve.json").write_text("{}")
+    (search / "train.py").write_text("mine")
+    assert isinstance(call("--delete", str(search)).exception, SpecError)
+    (search / "train.py").unlink()
+    assert "deleted" in call("--delete", str(search)).stderr
+    assert not search.exists()
+
+
 def test_what_a_run_links_to_is_not_deleted(call: Callable[..., Result], tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/model.pt").write_text("weights")
