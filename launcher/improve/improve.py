@@ -141,11 +141,11 @@ def run_improve(
     search.began_s = time.monotonic() if began_s is None else began_s
     if known is not None:
         search.began_s -= max(known.spent_s, *known.ends_s.values(), 0.0)
-        search.ends_s = dict(known.ends_s)
+        search.ends_s, search.changed = dict(known.ends_s), known.changed
 
     def keep(now: Improvement) -> Improvement:
         nonlocal found
-        found = replace(now, spent_s=search.clock_s, ends_s=dict(search.ends_s))
+        found = replace(now, spent_s=search.clock_s, ends_s=dict(search.ends_s), changed=search.changed)
         write_json(record, found)
         return found
 

@@ -14,6 +14,7 @@ from gpurun.launcher.compare.build import compare_run, read_differences
 from gpurun.launcher.compare.figures.recorded import steps_of_launches
 from gpurun.launcher.compare.model import Comparison, Difference, VariantResult
 from gpurun.launcher.errors import Interrupted, MachineError, SpecError, VariantError
+from gpurun.launcher.improve.job_files import changed_files, files_of
 from gpurun.launcher.improve.remedies import (
     Candidate,
     merged,
@@ -40,6 +41,9 @@ from gpurun.launcher.rundir.records import MEASURED, Observed, elapsed_s
 Set = tuple[Candidate, ...]
 BETWEEN_S = 0.2
 """From the end of a launch to the beginning of the next."""
+_OWN_DIRECTORY = (
+    "write to $GPURUN_LAUNCH_DIR, each launch's own; `{launch_dir}` in the arguments is it"
+)
 ROUNDS = 4
 """Rounds in a launch of a workload."""
 
@@ -130,6 +134,8 @@ class RemedySearch:
     """Seconds that were spent by the end of the last stage."""
     launch_s: float | None = None
     """The seconds that most launches of a later stage take, at most."""
+    changed: tuple[str, ...] = ()
+    """Files of the job's directory that the first launches have changed, though no rank was seen to."""
     first_s: float = 0.0
     """The seconds that the longest launch of the first stage took."""
     interrupted: Stage | None = None
@@ -162,7 +168,11 @@ class RemedySearch:
         resumed = let_run_again(run, plan, software_of(machine), given.directory) if before else None
         ready = Prepared(plan, spec, run, given.directory, machine, resumed=resumed)
         self.pools.keep_only(ready.environments)
+        is_first = not self.ends_s
+        files = files_of(given.directory, self.path) if is_first else {}
         finished = carry_out(ready, self.pools, self.output)
+        if is_first:
+            self.changed = tuple(changed_files(files, files_of(given.directory, self.path)))
         found = Stage(run, plan, finished.comparison, ids)
         if isinstance(finished.error, Interrupted):
             self.interrupted = found
@@ -195,11 +205,14 @@ class RemedySearch:
         """Returns if the program writes only where each launch has its own directory."""
         seen = (each for launches in stage.seen_by_rank.values() for each in launches)
         if written := sorted({path for each in seen for path in each.writes}):
-            more = f" and {len(written) - 3} more" if len(written) > 3 else ""
             raise SpecError(
-                f"{self.name} writes to {', '.join(written[:3])}{more}, which was prevented, as its "
-                "launches would meet there\n    have it write to $GPURUN_LAUNCH_DIR, its own in each launch: "
-                "`{launch_dir}` in its arguments stands for it"
+                f"{self.name} writes to {_first(written)}, which was prevented, as its launches would meet "
+                f"there\n    {_OWN_DIRECTORY}"
+            )
+        if self.changed:
+            raise SpecError(
+                f"{_first(self.changed)} changed while {self.name} ran: if a process that it starts does "
+                f"that, its launches would meet there\n    {_OWN_DIRECTORY}\n    if not: begin again"
             )
 
     @property
@@ -235,6 +248,11 @@ class RemedySearch:
     @property
     def left_s(self) -> float:
         return self.budget_s - self.spent_s
+
+
+def _first(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+    return f"{', '.join(paths[:3])}{more}"
 
 
 def _ids(

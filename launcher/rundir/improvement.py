@@ -108,6 +108,8 @@ class Improvement:
     """Seconds of the budget that are spent, in all commands that worked on it."""
     ends_s: Mapping[str, float] = field(default_factory=dict)
     """The same when each stage ended, by its name: a search that is resumed decides as before."""
+    changed: tuple[str, ...] = ()
+    """Files of the job's directory that its first launches changed, though no rank was seen to write them."""
     written: bool = False
     """Whether the change has been applied to the files."""
     complete: bool = False

@@ -167,8 +167,8 @@ class Observed:
     """Looked for in a traced launch."""
     writes: tuple[str, ...] = ()
     """Paths of files and directories that the rank itself has made, changed, renamed or removed, some at
-    least; not those of temporary files, of caches, and below the run's directory. Processes that it starts,
-    and libraries that write in C other than by `torch.save`, aren't seen."""
+    least; not those of temporary files, of caches, and below the run's directory. Programs that it starts,
+    and libraries other than torch that write in C, aren't seen."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -34,6 +35,12 @@ _CHANGES = {
 """Audit events that change files: by which arguments, each with that of the directory it is relative to.
 Source: CPython, "Audit events table".
 """
+_WRITTEN_IN_C = (
+    "_C.PyTorchFileWriter.__init__", "jit._script.RecursiveScriptModule.save",
+    "jit._script.RecursiveScriptModule._save_for_lite_interpreter", "_C.ScriptFunction.save",
+    "_C._autograd._ProfilerResult.save",
+)  # fmt: skip
+"""What in torch writes the file that its first argument names in C++, which no audit event shows."""
 _REMOVES = ("os.remove", "os.rmdir", "shutil.rmtree")
 _ALWAYS = ("/dev/", "/proc/", "/sys/")
 _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_HOME", "HF_HOME", "XDG_CACHE_HOME")
@@ -53,10 +60,13 @@ class Writes:
 
     job_dir: str
     run_dir: str
+    told: str = ""
+    """The file by which forked processes tell what they were kept from writing."""
     began_s: float = 0.0
     """When the launch began, in unix time."""
     found: set[str] = field(default_factory=set)
     _is_active: bool = True
+    _pid: int = field(default_factory=os.getpid)
     _passed: set[str] = field(default_factory=set)
     """Paths that were judged already, as the program names them."""
 
@@ -68,15 +78,18 @@ class Writes:
         self._caches = tuple(os.path.realpath(path) for name in _CACHES if (path := os.environ.get(name)))
         sys.addaudithook(self._audit)
         hooks = ExitStack()
-        # Its archives are written in C++, which no audit event shows.
-        writer = torch.serialization._open_zipfile_writer_file
-        hooks.callback(replaced(writer, "__init__", self._open_archive))
+        for path in _WRITTEN_IN_C:
+            owner, _, name = path.rpartition(".")
+            with suppress(AttributeError):  # of a torch that hasn't that
+                hooks.callback(replaced(attrgetter(owner)(torch), name, self._write_in_c))
         hooks.callback(setattr, self, "_is_active", False)
         return hooks
 
-    def _open_archive(self, original: Callable[..., Any], writer: Any, name: Any, *args: Any) -> None:
+    def _write_in_c(
+        self, original: Callable[..., Any], owner: Any, name: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         self.add(name)
-        original(writer, name, *args)
+        return original(owner, name, *args, **kwargs)
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
         if event == "open":
@@ -110,9 +123,28 @@ class Writes:
                 return
             if len(self.found) < MAX_WRITES:
                 self.found.add(real)
+                if os.getpid() != self._pid:  # forked, so that the rank doesn't know of it
+                    self._tell(real)
         if real:
             # Before anything is written: launches would overwrite what the user has.
             raise PermissionError(f"gpurun lets no launch of a search write to {real}")
+
+    def _tell(self, path: str) -> None:
+        """Has the rank know what a process that it has forked was kept from writing."""
+        descriptor = os.open(self.told, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.write(descriptor, os.fsencode(path) + b"\0")
+        finally:
+            os.close(descriptor)
+
+    @property
+    def all(self) -> set[str]:
+        """What was found in this process, and in those that it has forked."""
+        try:
+            told = Path(self.told).read_bytes().split(b"\0")
+        except OSError:
+            return self.found
+        return self.found | {os.fsdecode(path) for path in told if path}
 
     def _may_always(self, path: str) -> bool:
         if path.startswith((*_ALWAYS, f"{self.run_dir}{os.sep}")) or path == self.run_dir:
@@ -211,7 +243,8 @@ class Observer:
 
     def __post_init__(self) -> None:
         self.calls = ProgramCalls(self.config.calls, notes=self.config.observe)
-        self.writes = Writes(self.config.job_dir, self.config.run_dir)
+        told = f"{self.run.observed(self.config.launch, self.rank)}.told"
+        self.writes = Writes(self.config.job_dir, self.config.run_dir, told)
         self.places = CostlyCalls(self.calls.models)
 
     def watch(self) -> ExitStack:
@@ -248,7 +281,7 @@ class Observer:
             loss_dtype=self.losses.dtype,
             steps=self._num_steps,
             places=self.places.found,
-            writes=tuple(sorted(self.writes.found)),
+            writes=tuple(sorted(self.writes.all)),
         )
         if known != self._written:
             write_json(Path(self.run.observed(self.config.launch, self.rank)), known)

@@ -32,6 +32,16 @@ for batch in DataLoader(Slow(), batch_size=8, shuffle=True):
 """
 
 
+FORKED = """\
+import os
+    if not (child := os.fork()):
+        try:
+            {}
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)"""
+
+
 def git(directory: Path, *args: str) -> None:
     identity = ("-c", "user.name=a", "-c", "user.email=a@b")
     subprocess.run(["git", *identity, *args], cwd=directory, check=True, capture_output=True)
@@ -73,6 +83,8 @@ def test_what_helps_is_kept_proven_and_written(tmp_path: Path) -> None:
         ('torch.save(model.state_dict(), "last.pt")', "job/last.pt"),
         ('__import__("shutil").rmtree("../job/run")', "job/run"),
         ('open("../elsewhere.pt", "w").close()', "elsewhere.pt"),  # below /tmp, but not of this launch
+        ('torch.jit.save(torch.jit.script(torch.nn.Linear(1, 1)), "last.pt")', "job/last.pt"),
+        (FORKED.format('open("last.pt", "w")'), "job/last.pt"),
     ],
 )
 def test_a_program_that_writes_where_its_launches_meet_is_refused(
@@ -92,6 +104,22 @@ def test_a_program_that_writes_where_its_launches_meet_is_refused(
     assert f"train.py writes to {tmp_path / named}" in refused.err
     assert "$GPURUN_LAUNCH_DIR" in refused.err
     assert json.loads((job / "found/improve.json").read_text())["complete"] is False
+
+
+def test_a_file_that_a_process_of_the_program_changes_is_named_and_nothing_else_launched(
+    tmp_path: Path,
+) -> None:
+    """No audit event shows its writes."""
+    shell = '__import__("subprocess").run("echo $RANDOM >> last.txt; date >> sub/new.txt", shell=True)'
+    (tmp_path / "sub").mkdir()
+    write(tmp_path, "train.py", f"{SLOW}\n{shell}\n".replace("return 4000", "return 160"))
+    line = ("improve", "train.py", "--devices", "cpu:1", "--budget", "1m", "--out", "found")
+    for words in (line, ("improve", "--resume", "found")):
+        refused = gpurun(tmp_path, *words).ended(2)
+        said = f"{tmp_path / 'last.txt'}, {tmp_path / 'sub/new.txt'} changed while train.py ran"
+        assert said in refused.err
+        assert "$GPURUN_LAUNCH_DIR" in refused.err
+    assert not (tmp_path / "found/2-alone").exists()
 
 
 def test_gradients_that_accumulation_sends_each_time_are_advised_on_by_line(tmp_path: Path) -> None:
