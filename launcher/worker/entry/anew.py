@@ -4,18 +4,14 @@ Run with the file descriptor of a `Beginning` as JSON, in the place and with the
 """
 
 import gc
-import importlib
 import json
 import os
 import sys
 from pathlib import Path
 from typing import NoReturn
 
-from gpurun.launcher.processes.protocol import PROGRAM_ENTRY
+from gpurun.launcher.worker.entry import late_rank
 from gpurun.launcher.worker.entry.zygote import answer_signals, line_stream, make_observable
-from gpurun.launcher.worker.program import late_rank
-
-PROGRAM_RANK = PROGRAM_ENTRY.partition(":")[0]
 
 
 def main(fd: int) -> NoReturn:
@@ -24,9 +20,9 @@ def main(fd: int) -> NoReturn:
     with os.fdopen(fd, "rb") as file:
         file.seek(0)
         state = json.load(file)
-    is_to_import = bool(state["names"])
-    if is_to_import:
-        importlib.import_module(PROGRAM_RANK)  # and torch with it
+    names = state["names"]
+    if names:
+        from gpurun.launcher.worker.program import program_rank  # imports torch
     os.environ.clear()
     os.environ.update(state["env"])
     sys.path[:] = state["path"]
@@ -34,8 +30,8 @@ def main(fd: int) -> NoReturn:
     make_observable(Path(state["control"]), int(state["argv"][1]))
     answer_signals()
     gc.freeze()  # what was there before the program
-    if is_to_import:
-        importlib.import_module(PROGRAM_RANK).main(state["argv"], state["names"], state["imported_with"])
+    if names:
+        program_rank.main(state["argv"], names, state["imported_with"])
     late_rank.main(state["argv"])
 
 
