@@ -176,7 +176,7 @@ class DeviceQueue:
         return _some(gaps.starts, gaps.ends, self._is_last(gaps))
 
     def _is_last(self, gaps: Intervals) -> NDArray[np.bool_]:
-        return np.searchsorted(self.starts, gaps.ends) == len(self.starts)
+        return np.asarray(np.searchsorted(self.starts, gaps.ends) == len(self.starts))
 
     def _divided(self, gaps: Intervals) -> Intervals:
         """The gaps, divided where work begins whose length was rounded to 0: it waited for its own launch."""
