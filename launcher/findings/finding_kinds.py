@@ -173,10 +173,12 @@ ANSWERS: Mapping[str, Kind] = {
         "{num_ranks:rank} on {devices}[, {num_steps:step}][, {num_alone:step}, which may be unlike others]"
         "[; compute takes {percent} of the time[ of {whose}][, no other cause more than {most_percent}]]"
         "[; {num_cut:file} cut off, so no cause is named][; causes by their shares, as {basis}]"
+        "[; longer than the others and left out of causes: {outlying_ms}]"
         "[; {num_left_out:trace} of other captures or jobs left out]",
         "What the traces hold.",
         "A loss of less than 5 % of the time isn't named. Causes are ordered by what a replay of the steps "
-        "without them saves; by their shares where ranks are missing or steps can't be replayed.",
+        "without them saves; by their shares where ranks are missing or steps can't be replayed. A step that "
+        "takes 25 % longer than the median, for a reason that no other such step has, is left out.",
         "`gpurun trace --show operators` shows more.",
         "Traces",
     ),

@@ -22,6 +22,20 @@ GAPS: Mapping[str, str] = {
     "tail": "after its last work, when the CPU launches no more",
 }
 """By the part of a step: where its time goes without a reason that the trace names."""
+IN_STEP: Mapping[str, str] = {
+    "data": "waiting for data",
+    "host": "waiting for the CPU to launch work",
+    "unrecorded": "waiting for the CPU, of which nothing is recorded",
+    "launching": "waiting for launching calls to end",
+    "one_off": "in what is done once",
+    "other": "in gaps in which work was launched, or the CPU waited in a call",
+    "tail": "after its last work",
+    "compute": "on compute",
+    "transfer": "on transfers",
+    "copies": "on copies",
+    "other_steps": "in work of other steps alone",
+}
+"""What a step does in its parts."""
 BY_SHARES: Mapping[str, str] = {
     "ranks": "ranks are missing",
     "steps": "ranks recorded different steps",
@@ -99,6 +113,8 @@ _OF_ALL: Mapping[str, str] = {
     "shapes and callers aren't",
     "no-common-moment": "by their clocks the traces have no moment in common; each is shown from its own "
     "start (traces of different jobs belong in separate directories)",
+    "outlying-step": "step {outlying_step} takes {step_ms} instead of {usual_ms} ms"
+    "[, {more_ms} ms more {spent}[, mostly in {call}][ on {who}]]; causes are without it",
     "nested-too-deeply": "{num_ranges} ranges are nested too deeply to be shown",
     "stacks-recorded": "recorded with Python's stacks, which slow the CPU: how long is waited for it may be "
     "overstated",

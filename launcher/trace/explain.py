@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from math import ceil
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, TypeVar
 
-from gpurun.launcher.findings.finding import Finding, finding, noticed, ranked
-from gpurun.launcher.findings.trace_cases import BY_SHARES
+from gpurun.launcher.findings.finding import Finding, finding, noticed, ranked, with_figures
+from gpurun.launcher.findings.trace_cases import BY_SHARES, IN_STEP
 from gpurun.launcher.trace.causes import (
     EVENTS_LEFT_OUT,
     EVERY_RANK,
@@ -38,6 +38,8 @@ from gpurun.launcher.trace.causes import (
 from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, SEND_RECV
 from gpurun.launcher.trace.model import (
     Breakdown,
+    CollectiveReport,
+    CpuFacts,
     HostWhileIdle,
     IdleCauses,
     RankTrace,
@@ -53,28 +55,47 @@ MESSAGES = {*POINT_TO_POINT, SEND_RECV}
 CPU, NOT_READ = "CPU", "not read"
 """How the device of a rank begins whose trace has no GPU work."""
 Causes = TypeVar("Causes", IdleCauses, HostWhileIdle)
+NOTHING: Mapping[tuple[int, int], CpuFacts] = {}
 _OF_ONE_STRETCH = frozenset({"launch_delay_us", "gpu_span_us"})
 _WITHIN_DEVICE = re.compile(r"DtoD|PtoP|Device -> Device|Memset")
 
 
-def explain(report: TraceReport, unreplayed: str = "") -> tuple[Finding, ...]:
-    """The traces, and the largest losses, each with the advice about it; `unreplayed`: a case of `BY_SHARES`.
+def explain(
+    report: TraceReport, unreplayed: str = "", cpu: Mapping[tuple[int, int], CpuFacts] = NOTHING
+) -> tuple[Finding, ...]:
+    """The traces, the largest losses of usual steps, each with the advice about it, and the other steps.
 
     Where ranks wait for another stage and also for a slow rank, both are named: they need different cures.
+
+    Args:
+        report: of all ranks.
+        unreplayed: a case of `BY_SHARES`.
+        cpu: what the CPU does, by rank and step.
     """
+    first, *more = _explained(report, of_usual_steps(report), unreplayed)
+    outlying = outlying_steps(report.ranks)
+    if not outlying or "num_cut" in first.figures:
+        return (first, *more)
+    more_ms = {f"step {each.step}": each.more_us / 1000 for each in outlying}
+    steps = (_noticed_step(each, len(report.ranks), cpu.get((each.rank, each.step))) for each in outlying)
+    return (with_figures(first, outlying_ms=more_ms), *more, *steps)
+
+
+def _explained(whole: TraceReport, report: TraceReport, unreplayed: str) -> tuple[Finding, ...]:
+    """The causes of all of the capture's usual steps."""
     cut = [rank for rank in report.ranks if rank.is_cut]
     if len(cut) == len(report.ranks):  # what they lack would look like waiting
-        return (_traced(report, num_cut=len(cut)),)
-    found = trace_causes(report)
+        return (_traced(whole, num_cut=len(cut)),)
+    found = trace_causes(whole)
     first = _once(found) or most_lost(found)
     if first is None:
-        return (_traced(report),)
+        return (_traced(whole),)
     found = [first, *(cause for cause in found if cause is not first)]
     if found[0].weight < MENTION_FROM:
         others = 100 * max(each.share for each in found)
         bound = ceil(others) if others >= 1 else ceil(10 * others) / 10  # rounded down, it would be too small
         percent, whose = _compute_percent(report), _whose(report)
-        return (_traced(report, percent=percent, whose=whose, most_percent=bound or None),)
+        return (_traced(whole, percent=percent, whose=whose, most_percent=bound or None),)
     named = [found[0], *(cause for cause in found[1:] if cause.weight >= MENTION_NEXT_FROM)]
     if first.part in WITHOUT_ADVICE and len(named) == 1:
         named += [cause for cause in found[1:2] if cause.weight >= MENTION_FROM]
@@ -84,7 +105,7 @@ def explain(report: TraceReport, unreplayed: str = "") -> tuple[Finding, ...]:
     most = max(cause.weight for cause in named)  # the first says most, though another may take more
     said = [(cause, each) for cause in named for each in _said(cause, report)]
     weighed = (replace(each, weight=most) if cause is first else each for cause, each in said)
-    return ranked((_traced(report, basis=BY_SHARES.get(unreplayed)), *weighed, *_slowed(named, report)))
+    return ranked((_traced(whole, basis=BY_SHARES.get(unreplayed)), *weighed, *_slowed(named, report)))
 
 
 def _slowed(named: Sequence[Cause], report: TraceReport) -> Iterator[Finding]:
@@ -120,6 +141,113 @@ def _traced(report: TraceReport, **figures: Any) -> Finding:
     )
 
 
+OUTLYING, APART = 0.25, 2.0
+"""Share of the median that an outlying step takes more, and how many times as much more as any usual step."""
+USUAL = 2 / 3
+"""Share of the steps that are usual; of fewer, none is."""
+
+
+@dataclass(frozen=True)
+class OutlyingStep:
+    """A step that takes far longer than the others, for a reason that no other such step has."""
+
+    step: int
+    span_us: float
+    """The longest of its ranks; so is the next."""
+    more_us: float
+    """Beyond the median step."""
+    rank: int
+    cause: str
+    """The part of the step that grew most, waiting for other ranks apart; and on which rank."""
+    cause_us: float
+    """By how much it grew over the mean of the usual steps."""
+
+
+def outlying_steps(ranks: Sequence[RankTrace]) -> tuple[OutlyingStep, ...]:
+    """The steps that causes leave out. What recurs isn't one of them: its mean is what it costs."""
+    numbers = [[step.step for step in rank.steps] for rank in ranks]
+    spans: defaultdict[int, float] = defaultdict(float)
+    for step in (step for rank in ranks for step in rank.steps):
+        spans[step.step] = max(spans[step.step], step.span_us)
+    middle = median(spans.values()) if spans else 0.0
+    slow = {number for number, us in spans.items() if us > (1 + OUTLYING) * middle}
+    usual = spans.keys() - slow
+    if not slow or len(usual) < USUAL * len(spans) or any(len(set(of)) < len(of) for of in numbers):
+        return ()
+    apart = APART * max(spans[number] - middle for number in usual)
+    if any(spans[number] - middle < apart for number in slow):
+        return ()
+    found = [
+        _outlying(number, spans[number], spans[number] - middle, ranks, usual) for number in sorted(slow)
+    ]
+    times = Counter(each.cause for each in found)
+    return tuple(each for each in found if times[each.cause] == 1)
+
+
+def _outlying(
+    number: int, span_us: float, more_us: float, ranks: Sequence[RankTrace], usual: Collection[int]
+) -> OutlyingStep:
+    grown: list[tuple[float, str, int]] = [(0.0, "", ranks[0].rank)]
+    for rank in ranks:
+        mine = [_parts_us(step) for step in rank.steps if step.step in usual]
+        for parts in (_parts_us(step) for step in rank.steps if step.step == number and mine):
+            grown += [
+                (us - fmean(each[part] for each in mine), part, rank.rank) for part, us in parts.items()
+            ]
+    cause_us, cause, of_rank = max(grown, key=lambda each: each[0])
+    return OutlyingStep(number, span_us, more_us, of_rank, cause, cause_us)
+
+
+def _parts_us(step: Breakdown) -> dict[str, float]:
+    """What a rank does in a step by itself: everything but waiting for others."""
+    idle = {name: us for name, us in vars(step.idle_by_cause_us).items() if name != "comm_wait"}
+    return {
+        **idle,
+        "compute": step.compute_us,
+        "transfer": step.exposed_transfer_us,
+        "copies": step.exposed_memcpy_us,
+        "other_steps": step.other_steps_us,
+    }
+
+
+def of_usual_steps(report: TraceReport) -> TraceReport:
+    """The report as if the outlying steps hadn't been recorded."""
+    left_out = {each.step for each in outlying_steps(report.ranks)}
+    if not left_out:
+        return report
+    windows = {
+        rank.rank: [(s.start_us, s.start_us + s.span_us) for s in rank.steps if s.step in left_out]
+        for rank in report.ranks
+    }
+
+    def is_usual(each: CollectiveReport) -> bool:
+        first = each.ranks[0]
+        return not any(begin <= first.start_us < end for begin, end in windows.get(first.rank, ()))
+
+    ranks = [
+        replace(rank, steps=tuple(step for step in rank.steps if step.step not in left_out))
+        for rank in report.ranks
+    ]
+    return replace(report, ranks=tuple(ranks), collectives=tuple(filter(is_usual, report.collectives)))
+
+
+def _noticed_step(each: OutlyingStep, num_ranks: int, cpu: CpuFacts | None) -> Finding:
+    """The outlying step, and what is in it."""
+    is_known = each.cause in IN_STEP and each.cause_us >= MOST * each.more_us
+    calls = {"launching": cpu.launches_in, "other": cpu.blocked_in} if cpu else {}
+    return noticed(
+        "outlying-step",
+        ranks=[each.rank],
+        outlying_step=each.step,
+        step_ms=each.span_us / 1000,
+        usual_ms=(each.span_us - each.more_us) / 1000,
+        spent=IN_STEP[each.cause] if is_known else None,
+        call=calls.get(each.cause) if is_known else None,
+        more_ms=each.cause_us / 1000,
+        who=f"rank {each.rank}" if num_ranks > 1 else None,
+    )
+
+
 def capture_text(report: TraceReport) -> str:
     """`2 ranks on CPU, 3 steps`."""
     return _traced(report).text
@@ -140,7 +268,9 @@ def _whose(report: TraceReport) -> str | None:
 
 
 def trace_causes(report: TraceReport) -> list[Cause]:
-    """Everything but compute, the largest first; none where the traces hold no time."""
+    """Everything but compute, the largest first, of usual steps; none where the traces hold no time."""
+    of = "its usual step" if outlying_steps(report.ranks) else "its step"
+    report = of_usual_steps(report)
     copied = _copied(report)
     copies: Part = "pinned_copies" if copied else "copies"
     transfer = _transfer_part(report)
@@ -161,7 +291,7 @@ def trace_causes(report: TraceReport) -> list[Cause]:
         last=last_rank(report),
         copied=copied or PINNED,
         bubble=_bubble(report),
-        of="its step" if steps_add_detail(report) else "its time",
+        of=of if steps_add_detail(report) else "its time",
         transfer_groups=_groups(report, _most_transfer(report)),
         wait_groups=_groups(report, _most_waiting(report)),
     )

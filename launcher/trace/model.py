@@ -392,6 +392,8 @@ class CpuFacts:
     in `idle_by_cause_us`."""
     blocked_in: str | None = None
     """The call in which it is for most of `idle_by_cause_us.other`."""
+    launches_in: str | None = None
+    """The call in which it is for most of `idle_by_cause_us.launching`."""
     computes_in: str | None = None
     """The operator in which it computes itself longest, if it does so for most of `of_launches`."""
     remedies: tuple[Remedy, ...] = ()
@@ -405,6 +407,7 @@ class CpuFacts:
             self,
             functions=dict(sorted(self.functions.items() & other.functions.items())),
             blocked_in=self.blocked_in if self.blocked_in == other.blocked_in else None,
+            launches_in=self.launches_in if self.launches_in == other.launches_in else None,
             computes_in=self.computes_in if self.computes_in == other.computes_in else None,
         )
 
@@ -596,7 +599,7 @@ class TraceReport:
     pipeline: tuple[PipelineStage, ...]
     """Empty if no messages run between stages."""
     savings: tuple[Saving, ...] = ()
-    """How much shorter a step would be without each of its parts, the largest first; empty where it can't be
+    """How much shorter a usual step would be without each of its parts, the largest first; empty if not to be
     replayed: a trace is missing or cut off, launches are lost, or a step is too long."""
     kernels_by_shape: tuple[KernelTotal, ...] | None = None
     """The kernels by shape. `None`, like the tables that follow, if it wasn't asked for."""

@@ -27,11 +27,12 @@ from gpurun.launcher.trace.analysis.critical_path import (
     Graph,
     RankTasks,
     Tasks,
+    UsualSteps,
     critical_path,
     join,
     savings,
 )
-from gpurun.launcher.trace.analysis.digest import Digest, ReplayedSteps
+from gpurun.launcher.trace.analysis.digest import MAX_STEPS, Digest, ReplayedSteps
 from gpurun.launcher.trace.analysis.discover import (
     HOW_TO_TRACE,
     Ranked,
@@ -55,7 +56,7 @@ from gpurun.launcher.trace.analysis.parallelism import (
     pipeline,
 )
 from gpurun.launcher.trace.analysis.rank_trace import MatchedRank, rank_trace
-from gpurun.launcher.trace.explain import CPU, explain
+from gpurun.launcher.trace.explain import CPU, explain, outlying_steps
 from gpurun.launcher.trace.model import (
     CollectivePart,
     CollectiveReport,
@@ -288,16 +289,34 @@ def _report(ranked: Ranked, matched: Matched, notes: Sequence[Finding]) -> Trace
         parallelism=parallel_kinds(_whole(views), kinds),
         pipeline=pipeline(_whole(views), kinds.stages, matched.offsets),
     )
-    saved, unreplayed = _savings(ranked, matched, report)
+    outlying = {each.step for each in outlying_steps(report.ranks)}
+    saved, unreplayed = _savings(ranked, matched, report, outlying)
     report = replace(report, savings=saved)
     left_out = sum(each.figures["num_captures"] for each in notes if each.figures.get("case") in LEFT_OUT)
-    first, *causes = explain(report, unreplayed)
+    usual = _of_usual_steps(Analysis(report, ranked, matched), outlying) if outlying else report
+    digests = ranked.digests if outlying else ()
+    cpu = {(rank, step): facts for rank, each in digests for step, facts in each.step_cpu.items()}
+    first, *causes = explain(usual, unreplayed, cpu)
     first = with_figures(first, num_left_out=left_out) if left_out else first
     return replace(report, findings=(first, *causes, *notes))
 
 
-def _savings(ranked: Ranked, matched: Matched, report: TraceReport) -> tuple[tuple[Saving, ...], str]:
-    """By a replay of the same steps of all ranks, or why there is none; ranks of one stage do the same."""
+def _of_usual_steps(found: Analysis, outlying: Set[int]) -> TraceReport:
+    """The report with the pipeline and the facts of the CPU of all steps but these."""
+    report = found.report
+    steps = {step.step for rank in report.ranks for step in rank.steps} - outlying
+    cpu = found.cpu_in(steps) if len(steps) < MAX_STEPS else {rank.rank: rank.cpu for rank in report.ranks}
+    ranks = tuple(replace(rank, cpu=cpu[rank.rank]) for rank in report.ranks)
+    return replace(report, ranks=ranks, pipeline=found.stages_in(steps) if report.pipeline else ())
+
+
+def _savings(
+    ranked: Ranked, matched: Matched, report: TraceReport, outlying: Set[int]
+) -> tuple[tuple[Saving, ...], str]:
+    """By a replay of the same steps of all ranks, or why there is none; ranks of one stage do the same.
+
+    They are of a step that isn't outlying, if there are any of both.
+    """
     sizes = {digest.world_size for _, digest in ranked.digests} - {None}
     if len(ranked.digests) < max((size or 0 for size in sizes), default=0):
         return (), "ranks"
@@ -321,7 +340,16 @@ def _savings(ranked: Ranked, matched: Matched, report: TraceReport) -> tuple[tup
     ]
     groups = {kind.kind: kind.groups for kind in report.parallelism}
     graph = _graph(tasks, ranked.digests, matched)
-    saved = savings(graph, len(numbers), peers, groups, 1000 * max(spans_us))
+    places = tuple(place for place, number in enumerate(numbers) if number not in outlying)
+    usual = None
+    if 0 < len(places) < len(numbers):
+        shifts = _shifts(tasks, ranked.digests, matched)
+        ends = {
+            rank: [step.measure.end + shifts[rank] for step in digest.steps if step.step in numbers]
+            for rank, digest in ranked.digests
+        }
+        usual = UsualSteps(places, ends)
+    saved = savings(graph, len(numbers), peers, groups, 1000 * max(spans_us), usual)
     return saved, "" if saved else "length"
 
 
@@ -331,10 +359,15 @@ def _has_times(digests: Ranks) -> bool:
 
 
 def _graph(tasks: Sequence[tuple[int, Tasks]], digests: Ranks, matched: Matched) -> Graph:
+    shifts = _shifts(tasks, digests, matched)
+    return join([RankTasks(rank, each, shifts[rank]) for rank, each in tasks], matched.collectives)
+
+
+def _shifts(tasks: Sequence[tuple[int, Tasks]], digests: Ranks, matched: Matched) -> dict[int, int]:
+    """From the time of each rank's digest to the time since the first task of all."""
     shifts = {rank: digest.base_ns - matched.offsets[rank] for rank, digest in digests}
     first_ns = min(each.start + shifts[rank] for rank, each in tasks)
-    ranks = [RankTasks(rank, each, shifts[rank] - first_ns) for rank, each in tasks]
-    return join(ranks, matched.collectives)
+    return {rank: shift - first_ns for rank, shift in shifts.items()}
 
 
 def _in_us(bounds_ns: Shift) -> tuple[float | None, float | None]:

@@ -871,6 +871,7 @@ def savings(
     peers: Sequence[Sequence[int]],
     groups: Mapping[str, Collection[str]],
     span_ns: float,
+    usual: UsualSteps | None = None,
 ) -> tuple[Saving, ...]:
     """How much shorter a step would be without each part, each kind of transfer, and each rank's extra work.
 
@@ -880,13 +881,19 @@ def savings(
         peers: ranks that ought to have equally much to do.
         groups: the groups of each kind of parallelism.
         span_ns: how long these steps take together; without that, nothing is known.
+        usual: the steps that the answer is about, if not all.
     """
-    length = int(replay(graph, graph.costs).max(initial=0))
+    recorded = replay(graph, graph.costs)
+    length = int(recorded.max(initial=0))
     if abs(length - span_ns) > AS_LONG * span_ns:
         return ()
+    place = None if usual is None else _place_of_tasks(graph, usual)
 
     def saved_us(costs: Int64) -> float:
-        return _gain_us(graph, length, costs) / max(num_steps, 1)
+        if usual is None or place is None:
+            return _gain_us(graph, length, costs) / max(num_steps, 1)
+        longer, shorter = (_lengths(each, place, num_steps) for each in (recorded, replay(graph, costs)))
+        return float((longer - shorter)[list(usual.places)].sum()) / 1000 / len(usual.places)
 
     found = [
         Saving(WORDS[parts[0]], None, None, saved_us(_without(graph, *parts)))
@@ -905,6 +912,33 @@ def savings(
         for rank in busiest if len(ranks) > 1 else ():
             found.append(Saving("rank", rank, None, saved_us(_like_others(graph, rank, sums))))
     return tuple(sorted(found, key=lambda each: -each.saved_us))
+
+
+@dataclass(frozen=True)
+class UsualSteps:
+    """Some of the steps of a graph."""
+
+    places: tuple[int, ...]
+    """Their places among all of them."""
+    ends: Mapping[int, Sequence[int]]
+    """When each step of each rank ends, in ns since the start of all."""
+
+
+def _place_of_tasks(graph: Graph, usual: UsualSteps) -> Int64:
+    """The place of the step in which each task ended; −1 for those that only join others."""
+    place = np.full(len(graph.costs), -1, dtype=np.int64)
+    for rank, ends in usual.ends.items():
+        mine = graph.rank == rank
+        place[mine] = np.searchsorted(ends, graph.ends[mine])
+    return place
+
+
+def _lengths(ends: Int64, place: Int64, num_steps: int) -> Int64:
+    """The time from the end of each step before to that of each step, over all ranks."""
+    last = np.zeros(num_steps + 1, dtype=np.int64)
+    is_known = (place >= 0) & (place < num_steps)
+    np.maximum.at(last, place[is_known] + 1, ends[is_known])
+    return np.diff(np.maximum.accumulate(last))
 
 
 def _like_others(graph: Graph, rank: int, sums: Mapping[int, Int64]) -> Int64:

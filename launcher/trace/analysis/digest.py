@@ -607,11 +607,12 @@ def _cpu_facts(
     def facts(start_ns: int, end_ns: int) -> CpuFacts:
         inside = {name: part.clip(start_ns, end_ns) for name, part in parts.items()}
         return CpuFacts(
-            functions.around(inside, window.clip(start_ns, end_ns)) if functions else {},
-            picture.blocked_in(inside["other"]),
-            picture.computes_in(inside["host"]),
-            remedies,
-            trace.has_stacks,
+            functions=functions.around(inside, window.clip(start_ns, end_ns)) if functions else {},
+            blocked_in=picture.blocked_in(inside["other"]),
+            launches_in=picture.launches_in(idle["launching"].clip(start_ns, end_ns)),
+            computes_in=picture.computes_in(inside["host"]),
+            remedies=remedies,
+            has_stacks=trace.has_stacks,
         )
 
     by_step = {each.step or 0: facts(*span) for each, span in zip(scopes[:MAX_STEPS], spans, strict=False)}
@@ -742,6 +743,16 @@ class _GpuPicture:
                 return str(self.trace.launch_names[name])
         return None
 
+    def launches_in(self, launching: Intervals) -> str | None:
+        """The call that runs for most of the idle time in which launching calls run."""
+        calls = self.trace.launches
+        if not launching.length_ns:
+            return None
+        name = np.bincount(calls.name, launching.inside_ns(calls.start, calls.end)).argmax()
+        covered = calls.where(calls.name == name).covered.intersect(launching)
+        is_most = 2 * covered.length_ns > launching.length_ns
+        return str(self.trace.launch_names[name]) if is_most else None
+
     def computes_in(self, of_launches: Intervals) -> str | None:
         """The operator in which the CPU computes longest, if it does so for most of its launches' delay."""
         if 2 * self.computing.covered.intersect(of_launches).length_ns <= of_launches.length_ns:
@@ -831,6 +842,9 @@ class _CpuPicture:
 
     def blocked_in(self, other: Intervals) -> None:
         """None: no device waits."""
+
+    def launches_in(self, launching: Intervals) -> None:
+        """None, for the same reason."""
 
     def computes_in(self, of_launches: Intervals) -> None:
         """None, for the same reason."""

@@ -41,6 +41,57 @@ def test_the_sentence_is_about_the_steps_that_the_table_shows(
     assert all(each.text in said for each in report.findings)
 
 
+def steps_with_copies(copies_us: dict[int, float], num_steps: int = 8) -> list[Event]:
+    """Steps with 600 µs of compute and 100 of waiting for the CPU; some also wait in the call for a copy."""
+    found: list[Event] = []
+    begin = 0.0
+    for number in range(num_steps):
+        copy_us = copies_us.get(number, 10)
+        calls = [("cudaMemcpyAsync", begin + 90, copy_us), ("cudaLaunchKernel", begin + 90 + copy_us, 1)]
+        for place, (name, start, length) in enumerate(calls):
+            call = span("cuda_runtime", name, start, length, correlation=10 * number + place + 1)
+            found.append(call)
+        ready = begin + 90 + copy_us
+        found.append(kernel("copied", ready, 1, 10 * number + 1))
+        found.append(kernel("k", ready + 1, 600, 10 * number + 2))
+        found.append(step(number, begin, 701 - 10 + copy_us))
+        begin += 691 + copy_us
+    return found
+
+
+def test_causes_are_those_of_usual_steps(tmp_path: Path, wording: Wording) -> None:
+    """A call of 900 µs in one of 8 steps would be 14 % of the mean step; it is named by itself."""
+    report = analyse_paths([write(tmp_path / "rank0.json", steps_with_copies({3: 900}))])
+    assert report.findings[0].figures["outlying_ms"] == {"step 3": pytest.approx(0.890)}
+    (cause,) = (each for each in report.findings if each.level == "cause")
+    assert (cause.code, cause.figures["lost_ms"]) == ("host-bound", pytest.approx(0.100))
+    assert cause.figures["span_ms"] == pytest.approx(0.701)
+    assert {each.part: each.saved_us for each in report.savings}["host"] == pytest.approx(100, abs=2)
+    (noted,) = (each for each in report.findings if each.figures.get("case") == "outlying-step")
+    assert (noted.figures["more_ms"], noted.figures["call"]) == (pytest.approx(0.890), "cudaMemcpyAsync")
+    wording(noted.text, report.findings[0].text, report.conclusion)
+
+
+@pytest.mark.parametrize(
+    "copies_us",
+    [{3: 900, 6: 900}, {3: 100}, {1: 200, 2: 350, 3: 500}, {}],
+    ids=["what recurs", "a little longer", "steps that scatter", "equal steps"],
+)
+def test_steps_are_left_out_only_where_they_stand_apart(tmp_path: Path, copies_us: dict[int, float]) -> None:
+    report = analyse_paths([write(tmp_path / "rank0.json", steps_with_copies(copies_us))])
+    assert "outlying_ms" not in report.findings[0].figures
+    (cause,) = (each for each in report.findings if each.level == "cause")
+    copying_us = sum(copies_us.get(number, 10) for number in range(8))
+    assert cause.figures["lost_ms"] == pytest.approx((90 + copying_us / 8) / 1000)
+
+
+def test_real_steps_that_stand_apart_are_left_out() -> None:
+    """A call for a copy of 37 ms, and a step in which the CPU is late: neither is what a step costs."""
+    report = analyse_paths([REAL / "resnet50_V100" / "num_workers_4.pt.trace.json.gz"])
+    assert [*report.findings[0].figures["outlying_ms"]] == ["step 5", "step 9"]
+    assert "17 % of its usual step (21.0 of 125 ms) waiting for the CPU" in report.conclusion
+
+
 def test_a_loss_of_the_rank_that_others_wait_for_saves_what_it_does_on_all_ranks() -> None:
     """The CPU of rank 1 takes as long, but while its GPU waits for rank 0 in a collective of gloo."""
     report = analyse_paths([H100 / "ddp"])

@@ -203,10 +203,11 @@ def counted(drawn: Drawn, own: list[Work], window: Span) -> Counter[str]:
 def cause(drawn: Drawn, us: int, idle: set[int]) -> str:
     if any(start <= us < end and is_awaited(drawn, thread) for start, end, thread in drawn.data):
         return "data"
-    begin = end = us
-    while begin - 1 in idle:
+    starts = {work.start for work in drawn.work}  # of work of no length, too, which divides idle time
+    begin, end = us, us + 1
+    while begin - 1 in idle and begin not in starts:
         begin -= 1
-    while end in idle:
+    while end in idle and end not in starts:
         end += 1
     after = [work for work in drawn.work if work.start >= end]
     if not after:
