@@ -54,7 +54,7 @@ def losses(ranks: Sequence[RankFigures]) -> list[Cause]:
     is_whole = len(traced) == len(ranks)
     bubble = _bubble(traced) if is_whole else None
     on_host = _host_part(slowest)  # of all ranks the same, so that they can be compared
-    times = tuple(_rank_time(rank, on_host) for rank in traced)
+    times = tuple(_rank_time(rank, on_host, is_whole) for rank in traced)
     found = causes(MeasuredRanks(times, slowest.rank, is_whole, bubble=bubble))
     savings = [
         Saving(part, rank.rank if part == "rank" else None, None, 1000 * ms)
@@ -65,7 +65,9 @@ def losses(ranks: Sequence[RankFigures]) -> list[Cause]:
     return with_savings([with_cpu(each, slowest.cpu, facts) for each in found], savings, len(traced))
 
 
-def _rank_time(rank: RankFigures, on_host: Part) -> RankTime:
+def _rank_time(rank: RankFigures, on_host: Part, is_whole: bool) -> RankTime:
+    """`is_whole`: no rank's trace is missing, which others may have waited for."""
+    transfer: Part = "transfer" if is_whole and rank.wait_ms is not None else "communication"
     span_ms = rank.span_ms or 0.0
     idle_ms = {part: getattr(rank, f"{part}_ms") or 0.0 for part in IDLE_PARTS}
     lost_ms: dict[Part, float] = {
@@ -73,7 +75,7 @@ def _rank_time(rank: RankFigures, on_host: Part) -> RankTime:
         on_host: python_ms(rank),
         "copies": rank.exposed_memcpy_ms or 0.0,
         "other_steps": rank.other_steps_ms or 0.0,
-        "communication" if rank.wait_ms is None else "transfer": rank.exposed_transfer_ms or 0.0,
+        transfer: rank.exposed_transfer_ms or 0.0,
         "blocked": blocked_ms(rank),
     }
     queued = rank.queue_percent or 0.0

@@ -226,6 +226,8 @@ def test_with_one_ranks_trace_waiting_is_not_called_transfer() -> None:
     untraced = replace(slow.ranks[1], span_ms=None, exposed_comm_ms=ExposedComm())
     said = why_text(replace(slow, ranks=(alone, untraced)), EVEN)
     assert "in communication or waiting for it; the traces lack other ranks" in said
+    two_of_three = replace(slow, ranks=(*slow.ranks, replace(untraced, rank=2)))
+    assert "the traces lack other ranks" in why_text(two_of_three, EVEN)
 
 
 @pytest.mark.parametrize(
