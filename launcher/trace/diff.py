@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 from gpurun.launcher.findings.finding import Finding, finding, noticed, of_level, with_figures
 from gpurun.launcher.findings.finding_kinds import SPENT
 from gpurun.launcher.findings.trace_cases import NOT_RECORDED
-from gpurun.launcher.trace.causes import to_do
+from gpurun.launcher.trace.causes import MENTION_FROM, to_do
 from gpurun.launcher.trace.explain import CPU, is_waiting_unknown
 from gpurun.launcher.trace.model import Breakdown, NameTotal, RankTrace, RowKind, ShapeTotal, TraceReport
 from gpurun.launcher.units import change_text, listed
@@ -22,7 +22,7 @@ N = TypeVar("N", str, "Path")
 Totals = Mapping[N, tuple[float, float]]
 """Time in µs and calls, by name or path."""
 LEAST_PERCENT = 1.0
-"""Below this, a step takes as long in both captures."""
+"""Below this, a step takes about as long in both captures; its parts may have changed."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class TraceDiff:
     classes: tuple[Change, ...]
     """The parts that add up to the span, with idle time split by cause; per step also the span itself.
 
-    `idle_host` holds the time after the last work, too, of which a step has less in a longer capture.
+    `idle_host` holds the time after the last work, too: in other steps, that is waiting for the next launch.
     """
     kernels: tuple[Change, ...]
     ops: tuple[Change, ...]
@@ -143,20 +143,20 @@ def _findings(diff: TraceDiff, lacks: str | None = None) -> Iterator[Finding]:
         return
     span, *parts = diff.classes
     sign = 1 if span.change_us >= 0 else -1
-    if abs(span.percent or 0.0) < LEAST_PERCENT:
-        yield finding("unchanged", where="a step", change_percent=span.percent or 0.0)
-        return
+    is_alike = abs(span.percent or 0.0) < LEAST_PERCENT
     yield finding(
         "changed",
         where="a step",
         percent=span.percent,
-        change=change_text(span.percent or 0.0),
+        change="about as long" if is_alike else change_text(span.percent or 0.0),
         a_ms=span.a_us / 1000,
         b_ms=span.b_us / 1000,
     )
     if not parts:  # a GPU worked in only one of the captures
         return
-    most = max(parts, key=lambda part: sign * part.change_us)
+    most = max(parts, key=lambda part: abs(part.change_us) if is_alike else sign * part.change_us)
+    if is_alike and abs(most.change_us) < MENTION_FROM * span.a_us:
+        return
     name = PART_NAMES.get(most.name) or most.name.replace("_", " ")
     yield finding("part-changed", part=name, a_ms=most.a_us / 1000, b_ms=most.b_us / 1000, weight=1)
     if diff.operators is None:
@@ -236,6 +236,9 @@ def _in_units(us: float, count: float, units: float | None) -> float:
 
 def _notes(a: TraceReport, b: TraceReport) -> Iterator[Finding]:
     """Notes on both captures; what only one has recorded would look new or gone."""
+    if _devices(a) != _devices(b) or len(a.ranks) != len(b.ranks):
+        what = {"devices": _devices(a) != _devices(b), "numbers of ranks": len(a.ranks) != len(b.ranks)}
+        yield noticed("unlike-jobs", what=listed([name for name, differs in what.items() if differs]))
     if _has_shapes(a) != _has_shapes(b):
         yield noticed("shapes-on-one-side", side="A" if _has_shapes(a) else "B")
     for side, report in (("A", a), ("B", b)):

@@ -159,10 +159,19 @@ def test_the_difference_of_two_captures(tmp_path: Path) -> None:
     assert diff.ops[0].name == "aten::mm"
     classes = {each.name: each.change_us for each in diff.classes}
     assert (classes["span"], classes["compute"], classes["idle_host"]) == (0, 30, -30)
+    assert diff.findings[0].text == "in B a step takes about as long (0.500 instead of 0.500 ms)"
+    assert diff.findings[1].text == "compute takes 0.130 instead of 0.100 ms of it"
     assert "+30.0" in render_trace_diff(diff, 100)
     assert "exposed wait" not in render_trace_diff(diff, 100)  # neither has any
     assert "× 12" in render_trace_diff(diff_traces(a, record("c.json", 1200, 2)), 100)
     assert all(each.change_us == 0 for each in diff_traces(a, a).kernels + diff_traces(a, a).classes)
+
+
+def test_captures_of_other_devices_or_ranks_say_so() -> None:
+    v100, h100 = (analyse_paths([REAL / name]) for name in ("dlrm_8xV100", "vit_H100"))
+    noted = [each.text for each in diff_traces(v100, h100).findings if each.figures.get("what")]
+    assert any("different devices and numbers of ranks" in text for text in noted)
+    assert not any("different" in each.text for each in diff_traces(h100, h100).findings)
 
 
 def test_communication_whose_waiting_is_unknown_is_no_transfer_that_grew(tmp_path: Path) -> None:
