@@ -41,9 +41,7 @@ from gpurun.launcher.rundir.records import MEASURED, Observed, elapsed_s
 Set = tuple[Candidate, ...]
 BETWEEN_S = 0.2
 """From the end of a launch to the beginning of the next."""
-_OWN_DIRECTORY = (
-    "write to $GPURUN_LAUNCH_DIR, each launch's own; `{launch_dir}` in the arguments is it"
-)
+_OWN_DIRECTORY = "write to $GPURUN_LAUNCH_DIR, each launch's own; `{launch_dir}` in arguments stands for it"
 ROUNDS = 4
 """Rounds in a launch of a workload."""
 

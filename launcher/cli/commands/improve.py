@@ -114,7 +114,7 @@ def improve(
 
         written = replace(found, written=True)
         write_json(path / IMPROVEMENT, written)
-        click.echo(dict(answer(written, str(path)))["Next"], err=True)
+        click.echo(f"next: {dict(answer(written, str(path)))['Next']}", err=True)
 
 
 def given_by(

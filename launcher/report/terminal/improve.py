@@ -66,7 +66,7 @@ def answer(found: Improvement, name: str, writes: bool = False) -> list[tuple[st
         start = " ".join(f"{key}={value}" for key, value in found.env.items())
         write = f"{resume} --write applies the change" if found.diff and not writes else ""
         if found.written:
-            write = f"the change is in {', '.join(found.code)}: a new search goes on from there"
+            write = f"improve {found.name} again"
         then = f"then {found.then}" if found.then else ""
         parts = (write, f"start with {start}" if start else "", then, *others)
         kept = f"{len(found.kept)} of {plural(len(found.tried), 'remedy')} kept"

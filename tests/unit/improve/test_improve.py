@@ -213,7 +213,7 @@ def test_after_the_change_is_written_a_new_search_is_next(tmp_path: Path) -> Non
     )
     assert "gpurun improve --resume x --write applies the change" in offered
     assert "--write" not in asked
-    assert written.startswith("the change is in train.py: a new search goes on from there; ")
+    assert written.startswith("improve train.py again; ")
 
 
 def test_what_was_measured_before_ctrl_c_is_counted(tmp_path: Path) -> None:
