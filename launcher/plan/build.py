@@ -434,7 +434,7 @@ def _node_env(variant: Variant, place: RankPlace, machine: MachineLike) -> Mappi
     own = devices_of_node(place.node, variant.devices)
     threads = str(share_of_cores(place.local_world_size, machine))  # a lone rank may use all cores
     return {
-        **visible_gpus(own, machine),
+        **visible_gpus(own, machine, only_present=True),
         "OMP_NUM_THREADS": variant.env.get("OMP_NUM_THREADS", threads),
     }
 

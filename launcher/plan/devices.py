@@ -194,10 +194,15 @@ def _any_gpus(machine: MachineLike) -> tuple[str, ...]:
     return tuple(name for name in found if not gpu_of(name, machine).unusable) or found
 
 
-def visible_gpus(devices: tuple[str, ...], machine: MachineLike) -> Mapping[str, str]:
+def visible_gpus(
+    devices: tuple[str, ...], machine: MachineLike, only_present: bool = False
+) -> Mapping[str, str]:
     """The UUIDs of the GPUs that a process may see, by environment variable; it sees none of other kinds.
 
     UUIDs mean the same GPUs whatever order CUDA or an outer CUDA_VISIBLE_DEVICES counts in.
+
+    Args:
+        only_present: of kinds of which the machine has a GPU.
     """
     return {
         kind.visible_variable: ",".join(
@@ -205,7 +210,7 @@ def visible_gpus(devices: tuple[str, ...], machine: MachineLike) -> Mapping[str,
         )
         or kind.sees_none
         for kind in gpu_kinds()
-        if kind.visible_variable is not None
+        if kind.visible_variable is not None and (gpus_of(kind, machine) or not only_present)
     }
 
 
