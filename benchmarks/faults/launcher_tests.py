@@ -24,7 +24,6 @@ TIMEOUT_S = 120
 INSIDE = "replaces a part of torch's agent, or pretends in its process that there are GPUs"
 ELASTIC = "refused: `--nnodes 1:2`; a number of nodes that may change is `nodes: 1..2` in `gpurun run`"
 EXPLAINED = {
-    "test_capture_logs_using_default_logs_specs": "output has gpurun's own prefix, `[rank 0]`",
     "test_launch_elastic": ELASTIC,
     "test_launch_elastic_agent_raise_exception": ELASTIC,
     "test_launch_elastic_multiple_agents": ELASTIC,
@@ -61,6 +60,7 @@ def launched(args: Sequence[str] | None = None) -> None:
     words = sys.argv[1:] if args is None else list(args)
     argv = [str(BIN / "gpurun"), "torchrun", *map(str, words)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+    sys.stdout.write(done.stdout)
     if done.returncode == 2:
         raise ValueError(done.stderr)
     if done.returncode:

@@ -294,8 +294,15 @@ class JobSpec(Settings, Section):
     def program(self) -> str | None:
         """The program that a job runs, in words: `train.py`, `-m package.train`; `None` for a workload's."""
         if self.module == values.BECOMES_COMMAND:
-            return "--no-python"
+            return self.args[0] if self.args else ""
         return f"-m {self.module}" if self.module else self.script
+
+    @property
+    def command_line(self) -> tuple[str, ...]:
+        """The words of the program and its arguments: `-m`, `package.train`, `--epochs`, `1`."""
+        if self.module == values.BECOMES_COMMAND:
+            return self.args
+        return (*(("-m", self.module) if self.module else (str(self.script),)), *self.args)
 
     @cached_property
     def kind(self) -> JobKind:

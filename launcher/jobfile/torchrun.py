@@ -39,7 +39,7 @@ TRANSLATED = {
     "no_python": "a module that becomes the command, whose steps can't be seen",
     "log_dir": "its files of the streams that the next two name",
     "redirects": "files of ranks instead of their logs; of all without `log_dir`: `--quiet`",
-    "tee": "with `log_dir` files that are shown; else output is shown and kept, as always",
+    "tee": "files that are shown, with torchrun's prefix",
     "role": "ROLE_NAME",
     "local_addr": "`--interface`",
     "local_ranks_filter": "of one rank: what each node shows",
@@ -254,7 +254,7 @@ def _conf(text: str) -> dict[str, str]:
 def _files(given: Mapping[str, Any]) -> RankFiles | None:
     """The files of ranks; `None`: logs keep all, so that without a directory two cases need none."""
     redirects, tee = (_streams(name, given[name]) for name in ("redirects", "tee"))
-    is_plain = redirects == 0 or (redirects == 3 and tee == 0)
+    is_plain = redirects in (0, 3) and tee == 0
     return None if is_plain and not given["log_dir"] else RankFiles(given["log_dir"] or "", redirects, tee)
 
 

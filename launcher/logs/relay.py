@@ -41,6 +41,8 @@ class LogTail:
     """As `RunDir` has it."""
     to_stdout: bool = False
     """Whether its lines are the program's stdout, which the command passes through."""
+    beginning: str = ""
+    """Of each line that is shown, where the command replaces torchrun."""
     asked: int = 0
     """The offset behind the last line that was shown without its end."""
 
@@ -82,7 +84,7 @@ class Relay:
     """The directories that logs have to be in; see `RunDir`."""
     as_torchrun: bool = False
     """Whether the command replaces torchrun: all lines are shown, also those of ranks that end since another
-    one has failed, and a failed launch starts again whatever has failed."""
+    one has failed, without the rank's number; and a failed launch starts again whatever has failed."""
     prompts: bool = False
     """Whether ranks read a terminal: the beginning of a line at which one waits is shown."""
     only_local: int | None = None
@@ -125,7 +127,7 @@ class Relay:
         self._show_held()
         for tail in self._tails:
             before = tail.offset
-            lines = [prefixed(tail.rank, line, self.colour) for line in tail.read()]
+            lines = [self._line(tail, line) for line in tail.read()]
             if tail.to_stdout:
                 _print(lines)
                 continue
@@ -133,7 +135,7 @@ class Relay:
             self._show_bar(tail)
             if self.prompts and tail.asked != before == tail.offset and (prompt := tail.reader.unfinished):
                 tail.asked = before
-                self._held.append(prefixed(tail.rank, prompt, self.colour))
+                self._held.append(self._line(tail, prompt))
         if self.keep_bytes is not None:
             self._rotate(self.keep_bytes)
 
@@ -153,11 +155,15 @@ class Relay:
         self.look()
         self._show_held()
         for tail in self._tails:
-            rest = [prefixed(tail.rank, line, self.colour) for line in _shown(tail.reader.finish())]
+            rest = [self._line(tail, line) for line in _shown(tail.reader.finish())]
             if tail.to_stdout:
                 _print(rest)
             elif rest:
                 self.say("\n".join(rest))
+
+    def _line(self, tail: LogTail, text: str) -> str:
+        """A line as it is shown."""
+        return tail.beginning + text if self.as_torchrun else prefixed(tail.rank, text, self.colour)
 
     def _show_held(self) -> None:
         if self._held:
@@ -170,7 +176,7 @@ class Relay:
         if bar is None or bar == shown or self.clock() - shown_s < BAR_EVERY_S:
             return
         self._bars[tail.rank] = (self.clock(), bar)
-        self._held.append(prefixed(tail.rank, bar, self.colour))
+        self._held.append(self._line(tail, bar))
 
 
 def _shown(lines: Iterable[str]) -> Iterator[str]:

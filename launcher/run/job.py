@@ -175,7 +175,8 @@ def prepare(
     """
     spec, resume, found = job.spec, job.resumed, None
     check_store(job.keep_at, resume)
-    machine = as_planned_for(spec, machine, resume)
+    if not job.output.as_torchrun:  # whose ranks have torchrun's number of threads
+        machine = as_planned_for(spec, machine, resume)
     if wants_max(spec):
         found = find_run(resume).read_max_batch() if resume else None
         here = partial(find_max_batch, spec, machine, pool, job.job_dir, say_on_stderr)
@@ -281,7 +282,9 @@ def execute(
             tensorboard_writer()
 
     session = Session(
-        starter=replace(ready, software=software_of(ready.machine), streams=output.streams),
+        starter=replace(
+            ready, software=software_of(ready.machine), streams=output.streams, as_torchrun=output.as_torchrun
+        ),
         pools=pools,
         on_event=on_event,
         reporter=Reporter(ready.run, say, hide),

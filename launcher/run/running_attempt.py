@@ -46,13 +46,16 @@ from gpurun.launcher.rundir.files import (
     write_json,
 )
 from gpurun.launcher.rundir.paths import num_bytes
-from gpurun.launcher.rundir.rank_files import RankFiles
+from gpurun.launcher.rundir.rank_files import RankFiles, line_prefix
 from gpurun.launcher.rundir.records import Event, LeftProcess, Stage
 from gpurun.launcher.rundir.remembered import remembered
 
 OPTIMIZES = re.compile(rb"DistributedDataParallel|optim|Trainer|lightning|accelerate|compile")
 """Text in programs that import `torch._dynamo`."""
 STORE_ENTRY = "gpurun.launcher.worker.base.process_group:serve_store"
+
+
+THREADS = "OMP_NUM_THREADS"
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class Streams:
     files: RankFiles | None = None
     """Where torchrun's line says that streams go."""
 
-    def of(self, env: Mapping[str, str], log: str) -> dict[str, str]:
+    def of(self, env: Mapping[str, str], log: str) -> dict[str, Any]:
         """The fields of the `StartRequest` of a rank with this environment and log.
 
         Raises:
@@ -78,13 +81,21 @@ class Streams:
         """
         rank, local_rank = int(env["RANK"]), int(env["LOCAL_RANK"])
         writes = self.only_rank in (None, rank) and self.only_local_rank in (None, local_rank)
-        found = {"stdin": self.stdin, "stdout": self.stdout if writes else ""}
-        return found | (self.files.of(env, log) if self.files else {})
+        found: dict[str, Any] = {"stdin": self.stdin, "stdout": self.stdout if writes else ""}
+        if self.files:
+            found |= self.files.of(env, log)
+            found["env"] = {**env, **self.files.env(env)}
+        return found
 
     def shown(self, requests: Sequence[StartRequest]) -> list[LogTail]:
         """The files of ranks that are shown besides their logs."""
         return [
-            LogTail(request.rank, path, to_stdout=is_stdout and bool(self.stdout))
+            LogTail(
+                request.rank,
+                path,
+                to_stdout=is_stdout and bool(self.stdout),
+                beginning=line_prefix(request.env, os.environ),
+            )
             for request in requests
             if self.files and request.entry == PROGRAM_ENTRY
             for path, is_stdout in self.files.shown(request.env)
@@ -104,6 +115,8 @@ class Starter:
     """Versions that the launches are started with."""
     streams: Streams | None = None
     """As this command has them; `None`: ranks have their logs alone."""
+    as_torchrun: bool = False
+    """Whether the command replaces torchrun."""
 
     def share_cores(self, launch: Launch) -> bool:
         """Whether this machine has more ranks than cores, which would import in turns."""
@@ -235,7 +248,7 @@ class Starter:
         logs = {p.rank: str(self.run.log(name, p.rank).resolve()) for p in launch.processes}
         here = [p.rank for p in launch.processes if p.node == 0]
         own = {rank: streams.of(envs[rank], logs[rank]) for rank in here} if streams else {}
-        return tuple(
+        requests = (
             StartRequest(
                 rank=process.rank,
                 args=(config, str(process.rank)),
@@ -246,10 +259,10 @@ class Starter:
                 control=str(self.run.control(name).resolve()),
                 cpus=process.cpus,
                 moved=self.moved(launch),
-                **own.get(process.rank, {}),
             )
             for process in launch.processes
         )
+        return tuple(msgspec.structs.replace(request, **own.get(request.rank, {})) for request in requests)
 
     def rank_env(self, launch: Launch, process: Process, program: Variant | None) -> dict[str, str]:
         """The variables that are added to the environment of a rank."""
@@ -259,7 +272,10 @@ class Starter:
             "TORCHELASTIC_RUN_ID": process.env.get("TORCHELASTIC_RUN_ID", f"{self.plan.name}-{launch.id}"),
             "TORCHELASTIC_RESTART_COUNT": str(num_restarts(self.run, launch)),
         }
-        return program_env({**process.env, **own}, program.env)
+        planned = {**process.env, **own}
+        if self.as_torchrun:
+            planned = with_torchruns_threads(planned, program.env)
+        return program_env(planned, program.env)
 
 
 def check_port(address: str, port: int) -> None:
@@ -282,8 +298,19 @@ def program_of(plan: Plan, launch: Launch) -> Variant | None:
 
 def program_env(planned: Mapping[str, str], stated: Mapping[str, str]) -> dict[str, str]:
     """The planned environment. A number of threads that the shell has set stays, unless the job says one."""
-    is_theirs = "OMP_NUM_THREADS" in os.environ and "OMP_NUM_THREADS" not in stated
-    return {key: value for key, value in planned.items() if not (is_theirs and key == "OMP_NUM_THREADS")}
+    is_theirs = THREADS in os.environ and THREADS not in stated
+    return {key: value for key, value in planned.items() if not (is_theirs and key == THREADS)}
+
+
+def with_torchruns_threads(planned: Mapping[str, str], stated: Mapping[str, str]) -> dict[str, str]:
+    """The planned environment with the number of threads that torchrun sets: 1, or none for a lone rank.
+
+    Source: torch/distributed/run.py, `config_from_args`
+    """
+    others = {name: value for name, value in planned.items() if name != THREADS}
+    is_alone = planned["LOCAL_WORLD_SIZE"] == "1"
+    threads = stated.get(THREADS, "" if is_alone else "1")
+    return {**others, THREADS: threads} if threads else others
 
 
 class TimeSource(Protocol):

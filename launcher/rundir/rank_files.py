@@ -9,12 +9,28 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from string import Template
 
 from gpurun.launcher.errors import MachineError
 
 STDOUT, STDERR = 1, 2
 """Bits of what torchrun's `--redirects` and `--tee` say of a rank."""
 _STREAMS = {STDOUT: "stdout", STDERR: "stderr"}
+
+
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+
+
+def line_prefix(env: Mapping[str, str], environ: Mapping[str, str]) -> str:
+    """What torchrun writes before a line of a rank that `--tee` shows.
+
+    Source: torch/distributed/elastic/multiprocessing/tail_log.py and `local_elastic_agent.py`
+    """
+    template = Template(
+        environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or "[${role_name}${local_rank}]:"
+    )
+    names = {"role_name": "ROLE_NAME", "rank": "RANK", "local_rank": "LOCAL_RANK"}
+    return template.safe_substitute({name: env[variable] for name, variable in names.items()})
 
 
 @dataclass
@@ -50,6 +66,12 @@ class RankFiles:
         except OSError as error:
             raise MachineError(f"--log-dir {self.directory}: {error.strerror}") from error
         return {name: str(place / f"{name}.log") for bit, name in _STREAMS.items() if redirected & bit}
+
+    def env(self, env: Mapping[str, str]) -> dict[str, str]:
+        """The variable that names the file of torch's `record`, for a rank for which `of` was called."""
+        if self._place is None or not self.directory:
+            return {}
+        return {ERROR_FILE: str(_rank_directory(self._place, env) / "error.json")}
 
     def shown(self, env: Mapping[str, str]) -> Iterator[tuple[Path, bool]]:
         """The shown files of a rank for which `of` was called, each with whether it is stdout."""

@@ -149,8 +149,7 @@ def _two_digits(percent: float) -> str:
 def _header(plan: Plan, spec: JobSpec) -> str:
     """`gpt-splits: gpt (layers=4 width=256), global batch 64, bf16, on cpu:0 and cpu:1`."""
     if spec.kind.runs_program:
-        words = str(spec.program).split() if spec.module else (str(spec.script),)
-        return f"{plan.name}: {shlex.join((*words, *spec.args))}, on {_all_devices(plan)}"
+        return f"{plan.name}: {shlex.join(spec.command_line)}, on {_all_devices(plan)}"
     workload = ", ".join(dict.fromkeys(variant.workload or plan.workload for variant in plan.variants))
     workload += f" ({value_text(spec.params)})" if spec.params else ""
     batches = dict.fromkeys(format_count(variant.global_batch or 0) for variant in plan.variants)

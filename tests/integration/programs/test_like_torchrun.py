@@ -138,7 +138,9 @@ def test_what_no_text_tells_makes_only_the_first_run_begin_twice(tmp_path: Path)
     failed = gpurun(tmp_path, "run", "train.py", *ONE, "--", "fail", env=env).ended(4)
     begun = [line.strip() for line in log(tmp_path).splitlines()]
     assert begun[:3] == ["begins", "begins", "recompiles"]
-    said = "what is above `import torch` ran twice, since it sets TORCH_LOGS; the next run of this file runs"
+    said = (
+        "what is above `import torch` ran twice, since it sets TORCH_LOGS; the next run of this file runs it"
+    )
     assert said in failed.err
     gpurun(tmp_path, "run", "train.py", "--devices", "cpu:1", "--out", "again", env=env).ended(0)
     (again,) = (tmp_path / "again/launches").glob("*/log/rank0.log")
@@ -499,8 +501,9 @@ def test_what_a_spawned_process_raises_is_said_without_a_line_of_ours(tmp_path: 
     result = gpurun(tmp_path, "--devices", "cpu:1", "--out", "run", *line).ended(1)
     said = "-- Process 0 terminated with the following error: ValueError: bad shard"
     assert f"rank 0 raised ProcessRaisedException: {said}" in " ".join(result.err.split())
-    assert result.out == "rank SIGTERM,SIGINT,SIGHUP,SIGQUIT\n"
-    assert "/program_rank.py" not in log(tmp_path)
+    assert result.out == "[rank0]:rank SIGTERM,SIGINT,SIGHUP,SIGQUIT\n"
+    (said_by_rank,) = (tmp_path / "run/launches").rglob("stderr.log")
+    assert "/program_rank.py" not in said_by_rank.read_text()
 
 
 TOLD = (
@@ -680,11 +683,11 @@ def test_a_file_takes_what_the_program_of_a_line_prints_and_it_reads_stdin(tmp_p
         subprocess.run(["sh", "-c", line], cwd=tmp_path, check=True)
         printed = (tmp_path / "printed").read_text().splitlines()
         if "2>&1" in redirected:
-            assert "[rank 0] err 199" in printed
+            assert "err 199" in printed
             assert any(each.startswith("logs: ") for each in printed)
             printed = [each for each in printed if each == "0 from a file" or each.startswith("out ")]
         else:
-            assert "[rank 0] err 199" in (tmp_path / "said").read_text()
+            assert "\nerr 199\n" in (tmp_path / "said").read_text()
         assert printed == ["0 from a file", *(f"out {number}" for number in range(200))]
 
 
@@ -770,9 +773,9 @@ def test_lines_of_two_nodes_have_the_port_that_they_say_and_print_what_their_ran
             out, err = process.communicate()
             assert process.returncode == 0, err
             said.append(out)
-            shown += [text for text in err.splitlines() if "] err " in text]
+            shown += [text for text in err.splitlines() if "]:err " in text]
     assert said == [f"{node} {port} given to {node}\n" for node in range(2)]
-    assert shown == ["[rank 0] err 0", "[rank 1] err 1"]
+    assert shown == ["[default0]:err 0", "[default0]:err 1"]
     written = (tmp_path / "logs").glob("*/attempt_0/0/stderr.log")
     assert sorted(path.read_text() for path in written) == ["err 0\n", "err 1\n"]
 
@@ -790,15 +793,22 @@ STREAMS = """
     ("options", "files", "out", "err"),
     [
         ("--log-dir d --redirects 3", "0/stderr 0/stdout 1/stderr 1/stdout", "", ""),
-        ("--log-dir d -r 0:3,1:1 -t 0:1", "0/stderr 0/stdout 1/stdout", "out 0", "err 1"),
-        ("--log-dir d -t 3 --local-ranks-filter 1", "0/stderr 0/stdout 1/stderr 1/stdout", "out 1", "err 1"),
+        ("--log-dir d -r 0:3,1:1 -t 0:1", "0/stderr 0/stdout 1/stdout", "[default0]:out 0", "err 1"),
+        (
+            "--log-dir d -t 3 --local-ranks-filter 1",
+            "0/stderr 0/stdout 1/stderr 1/stdout",
+            "[default1]:out 1",
+            "[default1]:err 1",
+        ),
         ("--redirects 0:1", "0/stdout", "out 1", "err 0|err 1"),
+        ("--tee 1:3 --role r", "1/stderr 1/stdout", "[r1]:out 1|out 0", "[r1]:err 1|err 0"),
+        ("", "", "out 0|out 1", "err 0|err 1"),
     ],
 )
 def test_streams_go_to_the_files_that_the_line_says(
     tmp_path: Path, options: str, files: str, out: str, err: str
 ) -> None:
-    """As torchrun (torch 2.13) wrote and printed for the same lines, but for its prefixes."""
+    """As torchrun (torch 2.13) wrote and printed for the same lines."""
     write(tmp_path, "train.py", STREAMS)
     line = ("torchrun", "--nproc-per-node", "2", *options.split(), "train.py")
     done = gpurun(tmp_path, "--devices", "cpu:2", "--out", "run", *line).ended(0)
@@ -806,10 +816,53 @@ def test_streams_go_to_the_files_that_the_line_says(
     assert sorted(found) == files.split()
     for name, path in found.items():
         assert path.read_text() == f"{name[5:]} {name[0]}\n"
-    said = "".join(re.sub(r"^\[rank \d\] ", "", text) for text in done.out.splitlines())
-    assert said == out
-    shown = [text.partition("] ")[2] for text in sorted(done.err.splitlines()) if "] err " in text]
+    assert "|".join(sorted(done.out.splitlines())) == out
+    shown = [text for text in sorted(done.err.splitlines()) if re.search(r"^(\[\w+\]:)?err \d$", text)]
     assert "|".join(shown) == err
+
+
+def test_lines_that_are_shown_begin_as_the_shell_says(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", STREAMS)
+    env = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${role_name} ${rank} ${local_rank} ${no}> "}
+    assert gpurun(tmp_path, "torchrun", "--tee", "1", "train.py", env=env).ended(0).out == (
+        "<default 0 0 ${no}> out 0\n"
+    )
+
+
+RECORDS = """
+    import os
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    print(os.environ.get("OMP_NUM_THREADS"), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+    @record
+    def main():
+        raise ValueError("bad shard")
+
+    main()
+"""
+
+
+def test_what_record_writes_is_in_the_directory_of_logs(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", RECORDS)
+    line = ("torchrun", "--log-dir", "d", "--max-restarts", "1", "train.py")
+    gpurun(tmp_path, *line).ended(1)
+    found = sorted(path.relative_to(tmp_path / "d").parts[1:] for path in tmp_path.rglob("error.json"))
+    assert found == [("attempt_0", "0", "error.json"), ("attempt_1", "0", "error.json")]
+    for path in tmp_path.rglob("error.json"):
+        assert "ValueError: bad shard" in path.read_text()
+
+
+@pytest.mark.parametrize("given", [{}, {"OMP_NUM_THREADS": "3", "CUDA_VISIBLE_DEVICES": "5"}])
+@pytest.mark.parametrize("num", ["1", "2"])
+def test_variables_of_a_line_are_torchruns(tmp_path: Path, num: str, given: dict[str, str]) -> None:
+    write(tmp_path, "train.py", RECORDS.replace("    main()", ""))
+    line = ["--nproc-per-node", num, "train.py"]
+    env = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"} | given
+    env["TMPDIR"] = str(tmp_path)
+    argv = [sys.executable, "-m", "torch.distributed.run", *line]
+    theirs = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    assert gpurun(tmp_path, "torchrun", *line, env=given).ended(0).out == theirs.stdout
 
 
 def test_each_attempt_has_files_of_its_own(tmp_path: Path) -> None:
@@ -844,7 +897,8 @@ def test_restarts_of_a_line_are_counted_as_by_torchrun(tmp_path: Path) -> None:
 def test_a_command_that_is_not_pythons_becomes_the_rank(tmp_path: Path) -> None:
     write(tmp_path, "run.sh", "#!/bin/sh\ntouch $1$RANK\n").chmod(0o755)
     done = gpurun(tmp_path, "torchrun", "--no-python", "--nproc-per-node", "2", "./run.sh", "made").ended(0)
-    assert "run.sh: --no-python ./run.sh made, on cpu:0 cpu:1" in done.err
+    assert "run.sh: ./run.sh made, on cpu:0 cpu:1" in done.err
+    assert "Answer   ./run.sh on 2 devices ran" in done.err
     assert sorted(path.name for path in tmp_path.glob("made*")) == ["made0", "made1"]
 
 
