@@ -340,9 +340,15 @@ def are_calls_left_out(trace: Trace) -> bool:
     return len(numbers) < FEW * int(numbers.max() - numbers.min() + 1)
 
 
+ALLOCATING = ("aten::empty", "aten::new_empty", "aten::resize_")
+"""How the names of operators begin that allocate memory, and compute nothing."""
+
+
 def computing_operators(trace: Trace, threads: NDArray[np.int32]) -> Spans:
     """Long operators of torch in which these threads call no GPU: the CPU computes itself."""
-    is_torchs = np.array([name.startswith("aten::") for name in trace.op_names], dtype=bool)
+    is_torchs = np.array(
+        [name.startswith("aten::") and not name.startswith(ALLOCATING) for name in trace.op_names], dtype=bool
+    )
     ops, calls = trace.ops, trace.launches
     mine = ops.where((ops.duration >= LONG_LAUNCH_NS) & is_torchs[ops.name] & np.isin(ops.thread, threads))
     alone = np.ones(len(mine), dtype=bool)

@@ -442,6 +442,15 @@ def test_an_operator_that_the_cpu_computes_itself_is_named(
     assert lacks not in said
 
 
+def test_an_operator_that_allocates_memory_computes_nothing(tmp_path: Path) -> None:
+    operators = [
+        called("aten::empty", 200, 6_000, "cpu_op"),
+        called("aten::empty_like", 6_100, 8_800, "cpu_op"),
+    ]
+    said = analyse_paths([write(tmp_path / "t.json", [*LATE, *operators])]).conclusion
+    assert "waiting for the CPU to launch work: try larger batches" in said
+
+
 @pytest.mark.parametrize("present", [[0], [0, 1], [0, 1, 2, 3]])
 def test_communication_is_transfer_only_where_all_ranks_of_its_group_are_seen(
     tmp_path: Path, present: list[int]
