@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.gpu.summary import of_run, of_selftest
+from benchmarks.gpu.summary import of_run, of_search, of_selftest
 
 ROOT = Path(__file__).resolve().parents[2]
 FOUND = "FOUND: "
@@ -265,6 +265,24 @@ def resnet50(bench: Bench) -> int:
     return bench.example("resnet50", *sizes, compare, *(() if bench.on_gpu else smaller))
 
 
+def improve(bench: Bench) -> int:
+    """Of a program pinned memory, TF32 and the fused optimizer; of a job channels_last, too."""
+    job = (
+        f"workload: {bench.pick('resnet50', 'resnet56')}\ndevices: {bench.device}\nstrategy: single\n"
+        f"global_batch: {bench.pick('64', '4')}\n"
+    )
+    (bench.out / "convolutions.yaml").write_text(job)
+    small = () if bench.on_gpu else ("--", "--width", "32", "--layers", "4", "--batch", "16")
+    program = (str(Path(__file__).with_name("slow_program.py")), "--devices", bench.device, *small)
+    codes = []
+    for name, words in {"improved-program": program, "improved-job": ("convolutions.yaml",)}.items():
+        options = ("--budget", bench.pick("150s", "60s"), "--numerics", "--quiet", "--out", f"runs/{name}")
+        codes.append(bench.gpurun("improve", *options, *words))
+        for line in of_search(bench.out / "runs" / name):
+            print(FOUND + line)
+    return max(codes)
+
+
 def capture(bench: Bench) -> int:
     """`gpurun stacks` and `gpurun capture` of a program that runs."""
     own = ("--steps", "1000000", "--batch", "256")
@@ -336,6 +354,7 @@ CHECKS = (
     Check("precision", 90, precision),
     Check("oom", 60, oom),
     Check("matmul", 60, partial(micro_benchmark, "matmul", {True: "max_size: 8192", False: "max_size: 256"})),
+    Check("improve", 360, improve),
     Check("semantics", 40, semantics, only_gpu=True),
     Check("tests", 330, tests, only_gpu=True),
 )

@@ -51,6 +51,19 @@ def of_run(run: Path) -> Iterator[str]:
                 yield f"{variant['id']} rank {rank['rank']}: {agreement(run / rank['trace'], timed_ms)}"
 
 
+def of_search(search: Path) -> Iterator[str]:
+    """What a search for improvements gains, and a line for each remedy."""
+    try:
+        found = json.loads((search / "improve.json").read_text())
+    except (OSError, ValueError) as error:
+        yield f"no result: {error!r}"
+        return
+    yield f"{found['name']}: {_known(found['gain'] or {}) or 'nothing is proven to be faster'}"
+    for each in found["remedies"]:
+        figures = {key: each[key] for key in ("percent", "ci", "why")}
+        yield f"{each['code']}: {each['verdict']} {_known(figures)}"
+
+
 def _known(figures: Mapping[str, Any]) -> str:
     return " ".join(
         f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"

@@ -1,5 +1,6 @@
 """The command that runs the benchmarks."""
 
+import json
 import os
 import random
 import re
@@ -23,7 +24,7 @@ from benchmarks.fuzz import TARGETS, fuzz, guard
 from benchmarks.fuzz.guard import LIMIT_BYTES, Outcome, run_all
 from benchmarks.gpu import __main__ as gpu_checks
 from benchmarks.gpu import loop
-from benchmarks.gpu.summary import steps_ms
+from benchmarks.gpu.summary import of_search, steps_ms
 from gpurun.launcher.machine.git import commit_of, git
 from tests.unit.trace.trace_files import kernel, launch, step
 from tests.whole import first
@@ -314,3 +315,20 @@ def test_the_limit_on_memory_does_not_count_what_the_caller_holds() -> None:
     held = bytearray(b"x") * LIMIT_BYTES
     assert re.search(r" (0|51\d) MB of memory", run_all("taking half", takes_half, 3))
     assert held
+
+
+def test_a_search_for_improvements_on_a_gpu_is_summed_up(tmp_path: Path) -> None:
+    assert [line[:9] for line in of_search(tmp_path)] == ["no result"]
+    row = {
+        "code": "DataLoader(pin_memory=True)",
+        "verdict": "kept",
+        "percent": -12.3456,
+        "ci": None,
+        "why": "",
+    }
+    found = {"name": "train.py", "gain": {"percent": -12.0, "ci": [-13.0, -11.0]}, "remedies": [row]}
+    (tmp_path / "improve.json").write_text(json.dumps(found))
+    assert [*of_search(tmp_path)] == [
+        "train.py: percent=-12 ci=[-13.0, -11.0]",
+        "DataLoader(pin_memory=True): kept percent=-12.35",
+    ]
