@@ -21,6 +21,7 @@ from gpurun.launcher.improve.remedies import (
     AT_DDP,
     DDP,
     LOADER,
+    OF_TRAINERS,
     PARTS,
     Candidate,
     Part,
@@ -285,6 +286,9 @@ def surroundings(search: RemedySearch) -> Surroundings:
         share=share,
         numerics=search.numerics,
         stated=frozenset(search.spec.stated),
+        takes_trainer_options=any(
+            word.partition("=")[0].lstrip("-").replace("-", "_") in OF_TRAINERS for word in search.spec.args
+        ),
     )
 
 
@@ -466,6 +470,7 @@ def concluded(
         start,
         changes=changes,
         env={name: str(value) for row in kept for name, value in row.settings.get("env", {}).items()},
+        options={name: value for row in kept for name, value in row.options.items()},
         code={each.file: measured[each.file] for each in changes},
         # As JSON and terminals take it; a file that isn't UTF-8 is written as it is all the same.
         diff=os.fsencode(diff_text(found, top_directory(root) or root)).decode(errors="replace"),
@@ -489,7 +494,9 @@ def then_most(search: RemedySearch, kept: Sequence[Candidate], launch_s: float) 
 
 
 def not_written(row: Candidate) -> str:
-    """A line for the reader to write, where a remedy changes neither a call nor a variable."""
+    """A line for the reader to write, where a remedy changes neither a call, a variable nor an option."""
+    if row.options:
+        return ""
     if row.remedy.call == "autocast":
         return f"{row.code} around the forward pass and the loss"
     return row.code if row.remedy.call in ("cudnn", "matmul") else ""

@@ -48,6 +48,8 @@ class Surroundings:
     """Whether what changes numerics is tried, too."""
     stated: frozenset[str] = frozenset()
     """The keys that a workload's job states."""
+    takes_trainer_options: bool = False
+    """Whether the program's command line has options of a Hugging Face Trainer."""
 
 
 Fits = Callable[[Mapping[str, str], Surroundings], bool]
@@ -377,6 +379,25 @@ OF_LIBRARIES: Mapping[tuple[str, str], str] = MappingProxyType(
     }
 )
 """A library's own option, where it makes the call itself."""
+OF_TRAINERS = ("per_device_train_batch_size", "num_train_epochs", "do_train", "output_dir")
+"""Options of a program from which it is seen that it takes those of transformers' `TrainingArguments`."""
+TRAINER_OPTIONS: Mapping[tuple[str, str], str] = MappingProxyType(
+    {
+        (LOADER, "num_workers"): "dataloader_num_workers",
+        (LOADER, "persistent_workers"): "dataloader_persistent_workers",
+        (LOADER, "prefetch_factor"): "dataloader_prefetch_factor",
+        (LOADER, "pin_memory"): "dataloader_pin_memory",
+        (DDP, "bucket_cap_mb"): "ddp_bucket_cap_mb",
+        (DDP, "find_unused_parameters"): "ddp_find_unused_parameters",
+        ("matmul", "precision"): "tf32",
+        ("autocast", "dtype"): "bf16",
+        ("compile", ""): "torch_compile",
+    }
+)
+"""Options of transformers' `TrainingArguments` by the argument that they set, also through accelerate.
+
+Source: https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments
+"""
 
 
 @dataclass(frozen=True)
@@ -391,6 +412,8 @@ class Candidate:
     """Why it isn't tried; empty: it is."""
     keys: Settings = field(default_factory=dict)
     """Keys of a workload's job; empty for a program."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Options of the program's command line that have its library make the change."""
     replaces: bool = False
     """Whether the program or job states another value, which is a more likely loss than a default is."""
 
@@ -399,6 +422,8 @@ class Candidate:
         """The job's settings that apply it."""
         if self.keys:
             return self.keys
+        if self.options:
+            return {"options": self.options}
         if self.remedy.call == "env":
             return {"env": self.arguments}
         return {"calls": {self.remedy.call: self.arguments}}
@@ -416,6 +441,8 @@ class Candidate:
                 f"{key}: {flow_text(value)}" if value is not None else f"no {key}"
                 for key, value in self.keys.items()
             )
+        if self.options:
+            return options_text(self.options)
         value = next(iter(self.arguments.values()), "")
         match self.remedy.call:
             case "env":
@@ -462,7 +489,30 @@ def candidates(
         # A keyword that is False only undoes what the call gives.
         arguments = {key: value for key, value in stated.items() if value is not False or key in given}
         replaces = remedy.call == "env" or any(key in given for key in arguments)
+        is_users = found is not None and found.is_users
+        if not is_users and (options := _trainer_options(remedy, arguments, sites, around)):
+            refusal = _refusal(remedy, None, around, shares)
+            yield Candidate(remedy, None, arguments, refusal, options=options, replaces=replaces)
+            continue
         yield Candidate(remedy, found, arguments, _refusal(remedy, found, around, shares), replaces=replaces)
+
+
+def options_text(options: Mapping[str, str]) -> str:
+    """They as a command line has them."""
+    return " ".join(f"--{name} {value}" for name, value in options.items())
+
+
+def _trainer_options(
+    remedy: Remedy, arguments: Mapping[str, Any], sites: Sequence[CallSite], around: Surroundings
+) -> dict[str, str]:
+    """The options of a Trainer that make this change; empty: the program has none, or not for all of it."""
+    if not around.takes_trainer_options or not any(site.library == "transformers" for site in sites):
+        return {}
+    found = {TRAINER_OPTIONS.get((remedy.call, name), ""): value for name, value in arguments.items()}
+    if not arguments:
+        found = {TRAINER_OPTIONS.get((remedy.call, ""), ""): True}
+    is_switch = remedy.call in OF_PROGRAM or remedy.call in AT_DDP
+    return {} if "" in found else {name: str(is_switch or value) for name, value in found.items()}
 
 
 def _of_workload(

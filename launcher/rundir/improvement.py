@@ -97,6 +97,8 @@ class Improvement:
     changes: tuple[CallChange, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables to start the program with."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Options for the program's command line, by name, of which a library makes the changes."""
     keys: Mapping[str, Any] = field(default_factory=dict)
     """Keys of a workload's job file, which is `name`, with their new values; `None`: to be removed."""
     code: Mapping[str, str] = field(default_factory=dict)

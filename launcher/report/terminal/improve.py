@@ -63,7 +63,8 @@ def answer(found: Improvement, name: str, writes: bool = False) -> list[tuple[st
         interval = None if ci is None else (-ci[1], -ci[0])
         within = f" ({format_percent_interval(percent, interval)})" if interval else ""
         less = f"{format_percent(percent, interval)} less time per step than {found.name} as it is{within}"
-        start = " ".join(f"{key}={value}" for key, value in found.env.items())
+        variables = (f"{name}={value}" for name, value in found.env.items())
+        start = " ".join((*variables, *(f"--{name} {value}" for name, value in found.options.items())))
         write = f"{resume} --write applies the change" if found.diff and not writes else ""
         if found.written:
             write = f"improve {found.name} again"

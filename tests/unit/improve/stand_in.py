@@ -54,6 +54,9 @@ class StandIn:
     """Where every step has its own seed."""
     fails: Callable[[tuple[str, ...]], bool] = lambda codes: False
     writes: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
+    library: str = ""
+    """Makes its calls."""
     keys: Mapping[str, str] = field(default_factory=dict)
     """Of a workload, those that have an effect."""
     verdicts: Mapping[str, str] = field(default_factory=dict)
@@ -150,7 +153,8 @@ class StandInStage:
             CallSite("AdamW", file, 3, True, given={"params": "parameters"}),
         ]
         applied = {key: 1 for row in self.rows[position] for key in row.applied}
-        calls = [replace(each, applied=applied) for each in calls]
+        library = self.program.library
+        calls = [replace(each, applied=applied, library=library, is_users=not library) for each in calls]
         return [Observed(tuple(calls), LOSSES, "float32", writes=self.program.writes)]
 
 
@@ -198,8 +202,9 @@ def searched(
     (directory / "train.py").write_text(FILE)
     steps = SimpleNamespace(warmup=3)
     spec = SimpleNamespace(
-        program="train.py", stated=(), env={}, hang_timeout_s=None, steps=steps, kind=PROGRAM
-    )
+        program="train.py", args=program.args, stated=(), env={}, hang_timeout_s=None, steps=steps,
+        kind=PROGRAM,
+    )  # fmt: skip
     given = Invocation(directory / "job.yaml", ())
     return found_by(program, directory, spec, given, budget_s, allows, numerics, keep)
 

@@ -59,6 +59,17 @@ def test_what_helps_is_kept_with_what_it_gains_over_the_rest(tmp_path: Path) -> 
     assert any("; then computing takes 55 % of a traced step" in line for line in improve_lines(found, "x"))
 
 
+def test_the_change_of_a_librarys_call_is_an_option_of_the_command_line(tmp_path: Path) -> None:
+    """Of a program that takes a Trainer's options; no file changes."""
+    unused = "--ddp_find_unused_parameters False"
+    trainer = StandIn(times={unused: 0.8}, library="transformers", args=("--output-dir=x", "--do_train"))
+    found = searched(trainer, tmp_path)
+    assert [each.code for each in found.kept] == [unused]
+    assert (found.options, found.diff, found.notes) == ({"ddp_find_unused_parameters": "False"}, "", ())
+    assert f"Next     start with {unused}; then" in improve_lines(found, "x")[2]
+    assert not searched(replace(trainer, args=()), tmp_path).tried
+
+
 def test_where_nothing_helps_nothing_is_compared(tmp_path: Path) -> None:
     program = StandIn()
     found = searched(program, tmp_path)

@@ -178,6 +178,36 @@ def test_a_call_of_a_library_has_its_own_option() -> None:
     assert own.site == LOADER
 
 
+def test_options_of_a_trainer_on_the_command_line_have_the_library_make_the_change() -> None:
+    """Also where accelerate makes the call; the user's own calls, and other programs', are as they were."""
+    calls = (LOADER, site("DistributedDataParallel", find_unused_parameters="True"), ADAM)
+    theirs = [
+        replace(each, is_users=False, library=library)
+        for each, library in zip(calls, ("transformers", "accelerate", "transformers"), strict=True)
+    ]
+    takes = replace(AROUND, takes_trainer_options=True, numerics=True)
+    found = {each.code: each for each in candidates(theirs, takes, SHARES) if each.options}
+    assert list(found) == [
+        "--dataloader_num_workers 2 --dataloader_persistent_workers True",
+        "--dataloader_pin_memory True",
+        "--ddp_bucket_cap_mb 100",
+        "--ddp_find_unused_parameters False",
+        "--torch_compile True",
+        "--bf16 True",
+        "--tf32 True",
+    ]
+    assert [code for code, each in found.items() if each.refusal == "it is for GPUs"] == [
+        "--dataloader_pin_memory True",
+        "--tf32 True",
+    ]
+    together = merged([found["--ddp_bucket_cap_mb 100"], found["--bf16 True"]])
+    assert together == {"options": {"ddp_bucket_cap_mb": "100", "bf16": "True"}}
+    assert not any(each.options for each in candidates(theirs, AROUND, SHARES))
+    assert not any(each.options for each in candidates(theirs[1:2], takes, SHARES))
+    (own, *_) = candidates([LOADER, *theirs[1:]], takes, SHARES)
+    assert (own.site, own.options) == (LOADER, {})
+
+
 def test_what_needs_a_gpu_is_not_tried_on_cpus() -> None:
     found = [each for each in candidates([LOADER], AROUND, SHARES) if each.refusal == "for GPUs only"]
     assert [each.code for each in found] == [
