@@ -31,6 +31,10 @@ _CALLS_MODEL = "forward"
 """The function by which FSDP and similar modules call the model that they wrap.
 Source: torch/distributed/fsdp/fully_sharded_data_parallel.py, `FullyShardedDataParallel.forward`.
 """
+_COMPILES = "/torch/_inductor/compile_fx.py"
+"""Compiles, also within the backward pass, which it compiles when it is first run.
+Source: torch/_functorch/_aot_autograd/runtime_wrappers.py, `_backward_impl`.
+"""
 _GPU_MODULES = ("/torch/accelerator/", *(f"/torch/{kind.name}/" for kind in gpu_kinds()))
 _DDP = "/torch/nn/parallel/distributed.py"
 _DDP_EXCHANGES = ("_sync_buffers", "_sync_module_states", "_distributed_broadcast_coalesced")
@@ -227,7 +231,7 @@ def waiting_for(frames: Stack) -> str | None:
     if len(inner) < len(frames) and _in_import_of_torch(inner):
         return None
     for frame in inner:
-        if is_workload(frame.file):
+        if is_workload(frame.file) or frame.file.endswith(_COMPILES):
             return None
         if frame.function != _CALLS_MODEL and any(place in frame.file for place in _EXCHANGES):
             own = takewhile(lambda outer: not is_workload(outer.file), inner)

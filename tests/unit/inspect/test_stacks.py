@@ -67,6 +67,13 @@ IN_BACKWARD = stack(
     "torch/autograd/graph.py:979 _engine_run_backward",
     "~/worker/training/forward_backward.py:78 forward_backward",
 )
+COMPILES_BACKWARD = stack(
+    f"{STDLIB}/ast.py:50 parse",
+    "torch/_inductor/compile_fx.py:2609 compile_fx_backward",
+    "torch/_functorch/_aot_autograd/runtime_wrappers.py:3473 backward",
+    "torch/autograd/graph.py:979 _engine_run_backward",
+    f"{USER}:12 main",
+)
 IN_BARRIER = stack(
     "torch/distributed/distributed_c10d.py:3000 all_reduce",
     "torch/distributed/c10d_logger.py:83 wrapper",
@@ -110,6 +117,7 @@ IN_BACKGROUND = stack(f"{USER}:5 read_ahead", header="Thread").replace(
         (stack("~/worker/base/process_group.py:75 await_port"), COLLECTIVE, "await_port"),
         (stack(f"{USER}:9 backward", "torch/autograd/graph.py:979 _engine_run_backward"), None, ":9 in"),
         (f"{IN_REPLICA}\n{JOINING}", None, f"{USER}:25 in forward"),
+        (COMPILES_BACKWARD, None, ":12 in main"),
         (f"{IN_BACKGROUND}\n{IN_BACKWARD}", BACKWARD, "_engine_run_backward"),
     ],
 )
@@ -247,6 +255,7 @@ HANGS: dict[str, tuple[tuple[str, ...], int | None]] = {
     "several do not wait": ((IN_BARRIER, IN_FORWARD, IN_FORWARD), 1),
     "the last one waits": ((*[IN_FORWARD] * 3, IN_BARRIER), 0),
     "another is in the backward pass, of which no waiting is claimed": ((IN_BACKWARD, IN_FORWARD), 1),
+    "all compile their backward pass": ((COMPILES_BACKWARD, COMPILES_BACKWARD), 0),
     "alone in the backward pass": ((IN_BACKWARD,), 0),
     "in a barrier and in the backward pass": ((IN_BARRIER, IN_BACKWARD), None),
     "in two collectives": ((IN_BARRIER, IN_USERS_COLLECTIVE), None),
