@@ -62,7 +62,7 @@ gpu-test: setup ## Run the tests that need GPUs, and print one report to attach 
 	@$(BIN)/python -m pytest -o addopts="--strict-markers --import-mode=importlib" -m gpu tests/gpu $(if $(DEVICES),--devices $(DEVICES))
 
 gpu-rehearsal: setup ## Rehearse `python -m benchmarks.gpu`, the checks for a machine with one GPU, on a CPU device
-	@$(BIN)/python -m benchmarks.gpu --device cpu:1 --out build/gpu-rehearsal
+	@$(BIN)/python -m benchmarks.gpu --device cpu:1 --out build/gpu-rehearsal --limit 2160
 
 lint: setup $(NODE_MODULES) ## ruff, ruff format, mypy --strict; of the tab's modules ESLint, tsc
 	$(BIN)/ruff check .

@@ -157,7 +157,7 @@ def test_a_check_for_a_gpu_that_the_limit_of_all_cuts_short_is_run_once_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "logs").mkdir()
-    for name, limit_s, is_left in (("selftest", 100, True), ("loop", 100, True), ("h2d", 100, False)):
+    for name, limit_s, is_left in (("selftest", 600, True), ("loop", 600, True), ("h2d", 600, False)):
         (tmp_path / f"logs/{name}.log").write_text("at work\n")
         monkeypatch.setattr(gpu_checks, "_run", Mock(return_value=124))
         gpu_checks.main([name, "--limit", str(limit_s), "--device", "cpu:1", "--out", str(tmp_path)])

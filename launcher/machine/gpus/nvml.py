@@ -108,8 +108,8 @@ def inspect_nvidia_gpus(environ: Mapping[str, str], root: Path = Path("/"), bind
 
 
 P2P_READ, P2P_NVLINK, P2P_OK = 0, 2, 0
-"""`NVML_P2P_CAPS_INDEX_READ` and `_NVLINK`, and `NVML_P2P_STATUS_OK`: without peer access, messages go through
-the host.
+"""`NVML_P2P_CAPS_INDEX_READ` and `_NVLINK`, and `NVML_P2P_STATUS_OK`: without peer access, messages go
+through the host.
 
 Source: `nvmlGpuP2PCapsIndex_t` of the NVML API reference.
 """
