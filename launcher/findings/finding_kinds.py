@@ -184,7 +184,8 @@ ANSWERS: Mapping[str, Kind] = {
     ),
     "changed": Kind(
         "answer",
-        "in B {where} takes {change}[ ({ci})][ ({ratio_ci})][ ({b_ms} instead of {a_ms} ms)]"
+        "in B {where} takes [{change}][about as long, within {within_percent}]"
+        "[ ({ci})][ ({ratio_ci})][ ({b_ms} instead of {a_ms} ms)]"
         "[, and {num_more:other} changed]",
         "Something takes longer, or less time, in the second of two runs or captures.",
         "Of runs, the interval over their launches excludes 0; of captures, the mean of their traced steps.",

@@ -148,7 +148,8 @@ def _findings(diff: TraceDiff, lacks: str | None = None) -> Iterator[Finding]:
         "changed",
         where="a step",
         percent=span.percent,
-        change="about as long" if is_alike else change_text(span.percent or 0.0),
+        change=None if is_alike else change_text(span.percent or 0.0),
+        within_percent=LEAST_PERCENT if is_alike else None,
         a_ms=span.a_us / 1000,
         b_ms=span.b_us / 1000,
     )

@@ -159,7 +159,7 @@ def test_the_difference_of_two_captures(tmp_path: Path) -> None:
     assert diff.ops[0].name == "aten::mm"
     classes = {each.name: each.change_us for each in diff.classes}
     assert (classes["span"], classes["compute"], classes["idle_host"]) == (0, 30, -30)
-    assert diff.findings[0].text == "in B a step takes about as long (0.500 instead of 0.500 ms)"
+    assert diff.findings[0].text == "in B a step takes about as long, within 1 % (0.500 instead of 0.500 ms)"
     assert diff.findings[1].text == "compute takes 0.130 instead of 0.100 ms of it"
     assert "+30.0" in render_trace_diff(diff, 100)
     assert "exposed wait" not in render_trace_diff(diff, 100)  # neither has any
