@@ -109,7 +109,7 @@ _OF_ALL: Mapping[str, str] = {
     "clocks-linked-by-messages": "only messages link the clocks of {who} with that of the lowest rank: known "
     "to ±{slack_us} µs",
     "shapes-on-one-side": "only {side} has shapes (record_shapes=True): operators aren't compared by shape",
-    "unlike-jobs": "A and B have different {what}: times differ for that reason, too",
+    "unlike-jobs": "A and B have different devices or numbers of ranks: times differ for that reason, too",
     "other-device": "a GPU worked in {side} only: operators are compared by their time on the CPU, kernels, "
     "shapes and callers aren't",
     "no-common-moment": "by their clocks the traces have no moment in common; each is shown from its own "

@@ -238,8 +238,7 @@ def _in_units(us: float, count: float, units: float | None) -> float:
 def _notes(a: TraceReport, b: TraceReport) -> Iterator[Finding]:
     """Notes on both captures; what only one has recorded would look new or gone."""
     if _devices(a) != _devices(b) or len(a.ranks) != len(b.ranks):
-        what = {"devices": _devices(a) != _devices(b), "numbers of ranks": len(a.ranks) != len(b.ranks)}
-        yield noticed("unlike-jobs", what=listed([name for name, differs in what.items() if differs]))
+        yield noticed("unlike-jobs")
     if _has_shapes(a) != _has_shapes(b):
         yield noticed("shapes-on-one-side", side="A" if _has_shapes(a) else "B")
     for side, report in (("A", a), ("B", b)):
