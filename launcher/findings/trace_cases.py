@@ -36,6 +36,8 @@ IN_STEP: Mapping[str, str] = {
     "other_steps": "in work of other steps alone",
 }
 """What a step does in its parts."""
+OF_STEP = ("its step", "its usual step")
+"""Whose share a cause is; the second where steps stand apart."""
 BY_SHARES: Mapping[str, str] = {
     "ranks": "ranks are missing",
     "steps": "ranks recorded different steps",

@@ -11,7 +11,7 @@ from statistics import fmean, median
 from typing import Any, TypeVar
 
 from gpurun.launcher.findings.finding import Finding, finding, noticed, ranked, with_figures
-from gpurun.launcher.findings.trace_cases import BY_SHARES, IN_STEP
+from gpurun.launcher.findings.trace_cases import BY_SHARES, IN_STEP, OF_STEP
 from gpurun.launcher.trace.causes import (
     EVENTS_LEFT_OUT,
     EVERY_RANK,
@@ -269,7 +269,7 @@ def _whose(report: TraceReport) -> str | None:
 
 def trace_causes(report: TraceReport) -> list[Cause]:
     """Everything but compute, the largest first, of usual steps; none where the traces hold no time."""
-    of = "its usual step" if outlying_steps(report.ranks) else "its step"
+    of = OF_STEP[bool(outlying_steps(report.ranks))]
     report = of_usual_steps(report)
     copied = _copied(report)
     copies: Part = "pinned_copies" if copied else "copies"

@@ -25,10 +25,10 @@ def searched(directory: Path, report: Report, budget: str, *words: str) -> dict[
 
 
 def hold(remedies: dict[str, Any], code: str, devices: Devices, *, is_for_gpus: bool) -> None:
-    """It was tried, or had no time; without a GPU it says that it is for GPUs."""
+    """It was tried, or had no time; without a GPU it says so."""
     found = remedies[code]
     if is_for_gpus and not devices.is_gpu:
-        assert (found["verdict"], found["why"]) == ("not tried", "it is for GPUs")
+        assert (found["verdict"], found["why"]) == ("not tried", "for GPUs only")
     else:
         assert found["verdict"] != "not tried" or found["why"] == NO_TIME, found
 

@@ -284,7 +284,12 @@ def test_what_the_cpu_does_is_that_of_the_steps_that_count(tmp_path: Path) -> No
     steps_of(RunDir(tmp_path), {1: 500, 2: 500, 3: 9_500}, *pads, save, compiled)
     traced = known(read_traced(RunDir(tmp_path), "v"))
     assert traced.steps == (1, 2)
-    assert traced.cpu[0] == CpuFacts({"host": "pad (t.py:5)"}, remedies=("torch.compile",), has_stacks=True)
+    assert traced.cpu[0] == CpuFacts(
+        {"host": "pad (t.py:5)"},
+        launches_in="cudaLaunchKernel",
+        remedies=("torch.compile",),
+        has_stacks=True,
+    )
     assert read_traced(RunDir(tmp_path), "v") == traced
     figures = with_breakdown(RankFigures(0, "cuda:0", 4, 3.5, {}, None, None), traced)
     assert figures.cpu == traced.cpu[0]

@@ -196,7 +196,7 @@ def test_options_of_a_trainer_on_the_command_line_have_the_library_make_the_chan
         "--bf16 True",
         "--tf32 True",
     ]
-    assert [code for code, each in found.items() if each.refusal == "it is for GPUs"] == [
+    assert [code for code, each in found.items() if each.refusal == "for GPUs only"] == [
         "--dataloader_pin_memory True",
         "--tf32 True",
     ]

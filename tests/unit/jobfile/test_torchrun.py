@@ -60,7 +60,7 @@ def test_each_option_of_torchs_own_parser_is_in_one_of_the_three_tables() -> Non
         ),
         ("--redirects 3 --tee 0 t.py", "quiet", True),
         ("--redirects 3 --tee 3 t.py", "quiet", False),
-        ("--tee 0:1,1:2 t.py", "files", None),
+        ("--tee 0:1,1:2 t.py", "files", RankFiles("", 0, {0: 1, 1: 2})),
         ("--redirects 3 t.py", "files", None),
         ("--redirects 0:1,1:2 t.py", "files", RankFiles("", {0: 1, 1: 2}, 0)),
         ("--log-dir d -r 3 -t 0:1 t.py", "files", RankFiles("d", 3, {0: 1})),
