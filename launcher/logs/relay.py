@@ -243,8 +243,9 @@ def all_lines(run: RunDir, rank: int | None, launch: str | None, colour: bool) -
     logs = logs_of(run, launch, rank) if launch else {}
     if launch is None or not logs:
         raise SpecError(_no_log(run, launch, rank))
-    for number, path in logs.items():
-        for line in log_lines(path, PRINTED_BYTES // len(logs), run.within):
+    files = [(number, path) for number, log in logs.items() for path in (log, *streams_beside(log, number))]
+    for number, path in files:
+        for line in log_lines(path, PRINTED_BYTES // len(files), run.within):
             if not is_noise(line):
                 yield prefixed(number, line, colour)
 
@@ -333,6 +334,11 @@ def logs_of(run: RunDir, launch: str, rank: int | None) -> dict[int, Path]:
     """The logs of a launch by rank."""
     found = rank_files(run.launch(launch) / "log", ".log")
     return {number: file for number, file in found.items() if rank is None or number == rank}
+
+
+def streams_beside(log: Path, rank: int) -> list[Path]:
+    """The files that `--tee` or `--redirects` of torchrun had a rank write besides its log."""
+    return sorted(log.parent.glob(f"*/attempt_*/{rank}/std*.log"))
 
 
 def _no_log(run: RunDir, launch: str | None, rank: int | None) -> str:

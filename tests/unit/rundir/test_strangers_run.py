@@ -366,6 +366,16 @@ def test_a_log_of_no_rank_is_none(run: RunDir) -> None:
     assert list(all_lines(run, None, log.parent.name, colour=False)) == ["[rank 0] hello"]
 
 
+def test_streams_that_torchrun_would_have_in_files_are_read_after_the_log(run: RunDir) -> None:
+    log = next((run.path / "launches").iterdir()) / "log"
+    for rank, text in enumerate(("zero", "one")):
+        place = log / "t_ab" / "attempt_0" / str(rank)
+        place.mkdir(parents=True)
+        (log / f"rank{rank}.log").touch()
+        (place / "stderr.log").write_text(f"{text}\n")
+    assert list(all_lines(run, 1, log.parent.name, colour=False)) == ["[rank 1] one"]
+
+
 @pytest.mark.parametrize("rotated", [False, True])
 def test_of_an_endless_log_the_end_is_printed(
     run: RunDir, rotated: bool, monkeypatch: pytest.MonkeyPatch
