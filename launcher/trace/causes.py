@@ -242,17 +242,19 @@ def cause_finding(
     """
     is_part = cause.more_ns is not None and cause.more_ns < SHOW_GROWTH_BELOW * cause.lost_ns
     more = {"more_ms": (cause.more_ns or 0.0) / 1e6, "than": than}
+    own = {
+        "percent": 100 * cause.share,
+        "lost_ms": cause.lost_ns / 1e6,
+        "span_ms": cause.span_ns / 1e6,
+        "whole_ms": cause.span_ns / 1e6,
+        "saved_ms": _other_saved_ms(cause),
+    }
     return finding(
         cause.code,
         variant,
         cause.ranks,
         weight=cause.weight if weight is None else weight,
-        percent=100 * cause.share,
-        lost_ms=cause.lost_ns / 1e6,
-        span_ms=cause.span_ns / 1e6,
-        whole_ms=None if "most_ms" in cause.figures else cause.span_ns / 1e6,
-        saved_ms=_other_saved_ms(cause),
-        **{**cause.figures, **(more if is_part or cause.part == "compute" else {}), **figures},
+        **{**own, **cause.figures, **(more if is_part or cause.part == "compute" else {}), **figures},
     )
 
 
@@ -375,7 +377,6 @@ def _own(part: Part, slowest: RankTime, measured: MeasuredRanks) -> Cause:
     lost_ns = _lost_ns(slowest, part)
     alike = tuple(each.rank for each in measured.ranks if _lost_ns(each, part) >= MOST * lost_ns)
     least = min(measured.ranks, key=lambda each: _lost_ns(each, part))
-    most = max(measured.ranks, key=lambda each: _lost_ns(each, part))
     is_alike = part == "blocked" or _lost_ns(least, part) >= EVERY * lost_ns
     is_every = measured.is_whole and len(measured.ranks) > 1 and is_alike
     shown = least if is_every else slowest
@@ -392,11 +393,22 @@ def _own(part: Part, slowest: RankTime, measured: MeasuredRanks) -> Cause:
     if added_ns:
         figures["traced_ms"] = shown.span_ns / 1e6
     cause = Cause(part, alike, _lost_ns(shown, part), shown.span_ns - added_ns, figures)
-    if is_every and format_ms(_lost_ns(least, part) / 1e6) != format_ms(_lost_ns(most, part) / 1e6):
-        percent = 100 * _lost_ns(most, part) / (most.span_ns - (most.added_ns if added_ns else 0.0))
-        figures["most_ms"] = _lost_ns(most, part) / 1e6
-        figures["most_percent"] = percent if round(percent) > round(100 * cause.share) else None
-    return cause
+    return replace(cause, figures={**figures, **_range_figures(measured, part)}) if is_every else cause
+
+
+def _range_figures(measured: MeasuredRanks, part: Part) -> dict[str, Any]:
+    """The least and the most of what ranks lose, in ms and in percent, each where ranks differ in it."""
+    lost_ms = [_lost_ns(each, part) / 1e6 for each in measured.ranks]
+    spans_ms = [(each.span_ns - (each.added_ns if part in OF_HOST else 0.0)) / 1e6 for each in measured.ranks]
+    percents = [100 * lost / span if span else 0.0 for lost, span in zip(lost_ms, spans_ms, strict=True)]
+    figures: dict[str, Any] = {"percent": min(percents)}
+    if round(max(percents)) > round(min(percents)):
+        figures["most_percent"] = max(percents)
+    if format_ms(max(lost_ms)) != format_ms(min(lost_ms)):
+        figures["most_ms"] = max(lost_ms)
+    if len({format_ms(each) for each in ([] if "most_ms" in figures else spans_ms)}) == 1:
+        figures["whole_ms"] = spans_ms[0]
+    return {"whole_ms": None, **figures}
 
 
 def _lost_ns(rank: RankTime, part: Part) -> float:

@@ -66,6 +66,23 @@ def test_a_rank_that_is_late_for_want_of_data_is_not_called_slow(last: Straggler
     assert found(replace(late, lost_ns={"input": 0.0}), waiting) == [("straggler", (0,), 30.0)]
 
 
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        (RankTime(1, 10e6, {"host": 8.2e6}), "44 % to 82 % of its step (8.00 to 8.20 ms)"),
+        (RankTime(1, 10e6, {"host": 8e6}), "44 % to 80 % of its step (8.00 ms)"),
+        (RankTime(1, 18e6, {"host": 8e6}), "44 % of its step (8.00 of 18.0 ms)"),
+        (RankTime(1, 18.01e6, {"host": 8e6}), "44 % of its step (8.00 of 18.0 ms)"),
+        (RankTime(1, 18.1e6, {"host": 8e6}), "44 % of its step (8.00 ms)"),
+    ],
+)
+def test_a_share_of_every_rank_is_from_the_least_to_the_most(second: RankTime, said: str) -> None:
+    """Of a shorter step, as much is a larger share."""
+    first = RankTime(0, 18e6, {"host": 8e6})
+    (cause,) = (each for each in causes(MeasuredRanks((first, second), 0)) if each.part == "host")
+    assert f"every rank spends {said} waiting" in cause.text
+
+
 def test_every_part_of_a_step_is_a_kind_with_advice() -> None:
     assert set(PARTS.values()) <= KINDS.keys()
     assert {code for code, kind in KINDS.items() if kind.level == "cause"} > set(PARTS.values())
