@@ -6,7 +6,7 @@ apply or can't be determined are `None` (`null`), never 0. Some tables are made 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
@@ -476,6 +476,20 @@ class CollectiveReport:
     ranks: tuple[CollectivePart, ...]
     dtype: str | None = None
     """The type of its elements, as the traces call it."""
+
+
+def overall_gb_per_s(
+    collectives: Sequence[CollectiveReport], rate: Callable[[CollectiveReport], float | None]
+) -> float | None:
+    """The bytes of all over the time in which they moved, of collectives whose rate is known.
+
+    `None` where they have less than half of the bytes.
+    """
+    rated = [(each.bytes, per_s) for each in collectives if each.bytes and (per_s := rate(each))]
+    moved = sum(num_bytes for num_bytes, _ in rated)
+    if not moved or 2 * moved < sum(each.bytes or 0 for each in collectives):
+        return None
+    return moved / sum(num_bytes / per_s for num_bytes, per_s in rated)
 
 
 @dataclass(frozen=True)

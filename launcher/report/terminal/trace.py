@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -42,6 +42,7 @@ from gpurun.launcher.trace.model import (
     RankTrace,
     Table,
     TraceReport,
+    overall_gb_per_s,
 )
 from gpurun.launcher.units import format_count, format_number, format_percent, us_in_ms, whole_parts
 
@@ -240,15 +241,14 @@ def _collective_cells(same: Sequence[CollectiveReport]) -> tuple[str, ...]:
     return (
         str(len(same)),
         format_number(sum(sizes) / 1e6, 1) if sizes else "-",
-        _mean(each.algorithm_gb_per_s for each in same),
-        _mean(each.bus_gb_per_s for each in same),
+        _rate(overall_gb_per_s(same, lambda each: each.algorithm_gb_per_s)),
+        _rate(overall_gb_per_s(same, lambda each: each.bus_gb_per_s)),
         us_in_ms(sum(waits)) if waits else "-",
     )
 
 
-def _mean(values: Iterable[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    return format_number(sum(known) / len(known), 2) if known else "-"
+def _rate(gb_per_s: float | None) -> str:
+    return "-" if gb_per_s is None else format_number(gb_per_s, 2)
 
 
 def _names(

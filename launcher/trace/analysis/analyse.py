@@ -70,6 +70,7 @@ from gpurun.launcher.trace.model import (
     StragglerReport,
     Table,
     TraceReport,
+    overall_gb_per_s,
 )
 from gpurun.launcher.trace.parallel import Read, read_all
 from gpurun.launcher.units import first_of
@@ -524,8 +525,8 @@ def _collective_total(same: Sequence[CollectiveReport], ranks: Set[int]) -> Coll
         dtype=first.dtype,
         count=len(same),
         transfer_us=_mean(transfers),
-        algorithm_gb_per_s=_rate([each.algorithm_gb_per_s for each in matched]),
-        bus_gb_per_s=_rate([each.bus_gb_per_s for each in matched]),
+        algorithm_gb_per_s=overall_gb_per_s(matched, lambda each: each.algorithm_gb_per_s),
+        bus_gb_per_s=overall_gb_per_s(matched, lambda each: each.bus_gb_per_s),
         arrival_spread_us=_mean([_spread(each) for each in matched]),
         wait_us=sum(waits) if waits else None,
     )
@@ -534,12 +535,6 @@ def _collective_total(same: Sequence[CollectiveReport], ranks: Set[int]) -> Coll
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
-
-
-def _rate(rates: Iterable[float | None]) -> float | None:
-    """Bytes per second of all together: all have the same size, so the harmonic mean."""
-    known = [rate for rate in rates if rate]
-    return len(known) / sum(1 / rate for rate in known) if known else None
 
 
 def _spread(each: CollectiveReport) -> float | None:

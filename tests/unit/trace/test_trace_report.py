@@ -366,3 +366,25 @@ def test_the_columns_of_a_step_add_up_at_every_width(tmp_path: Path, width: int)
             for name in ("span", "compute", "exposed", "copies", "other", "idle")
         )
         assert sum(parts) == pytest.approx(span_ms, abs=0.0025)
+
+
+@pytest.mark.parametrize(("alone", "rate"), [(0, "0.80"), (1, "0.80"), (9, "-")])
+def test_a_rate_of_several_sizes_is_their_bytes_over_their_time(
+    tmp_path: Path, alone: int, rate: str
+) -> None:
+    """40 bytes take 4 µs, 7,960 bytes 6 µs: the mean of rates is 0.67. Of others nothing is known."""
+    for rank in (0, 1):
+        events = []
+        sizes = [(10, 4), (1990, 6), *([(1990, 5)] * alone if rank == 0 else [])]
+        for number, (size, length_us) in enumerate(sizes):
+            facts = {"Collective name": "allreduce", "In msg nelems": size, "Out msg nelems": size}
+            group = {"Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Group size": 2}
+            begin_us = 100 * number + 10
+            events += [
+                launch(begin_us - 5, 1, number),
+                kernel(RING, begin_us, length_us, number, dtype="Float", **facts, **group),
+            ]
+        write(tmp_path / f"rank{rank}.json", events, **rank_info(rank, 2))
+    table = render_trace(analyse_paths([tmp_path]), width=100)
+    (row,) = (line.split() for line in table.splitlines() if " all_reduce " in line)
+    assert row[4] == rate
