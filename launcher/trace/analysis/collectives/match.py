@@ -110,7 +110,8 @@ def _waits_and_transfer(parts: Sequence[RankPart], clocks: Clocks) -> tuple[dict
     All leave a collective together, so whoever is in it for longer than the last rank to come has waited. The
     two ends of a message on the CPU don't: a rank may ask much later whether its own is done. There both wait
     until the other has come, if their clocks are known to each other, and then the receiver gets it. And a
-    thread on the CPU may get a core late to see the end. On one clock, no rank waits after the last has come.
+    thread on the CPU may get a core late to see the end. On one clock, no rank waits after the last has come;
+    on aligned ones the last rank doesn't, whose end may be recorded later than those of others.
     """
     is_message = parts[0].local.kind in POINT_TO_POINT and not parts[0].local.on_gpu
     if is_message and len(parts) == 2 and all(clocks.slack.get(part.rank, 0) is not None for part in parts):
@@ -130,6 +131,8 @@ def _waits_and_transfer(parts: Sequence[RankPart], clocks: Clocks) -> tuple[dict
         for part in parts:
             longest_ns = part.local.duration if meets else waits[part.rank]
             waits[part.rank] = min(latest_ns - part.start_ns, longest_ns)
+    if (last := _last(parts, clocks.offsets)) is not None:
+        waits[last] = 0
     return waits, min(part.local.duration - waits[part.rank] for part in parts)
 
 
@@ -164,7 +167,11 @@ def last_rank(collective: Collective, offsets: Mapping[int, int]) -> int | None:
         return None
     if collective.is_grouped and len(collective.parts) > 2:
         return None
-    arrivals = [(part.start_ns - offsets[part.rank], part.rank) for part in collective.parts]
+    return _last(collective.parts, offsets)
+
+
+def _last(parts: Sequence[RankPart], offsets: Mapping[int, int]) -> int | None:
+    arrivals = [(part.start_ns - offsets[part.rank], part.rank) for part in parts]
     latest_ns, rank = max(arrivals)
     return rank if sum(start_ns == latest_ns for start_ns, _ in arrivals) == 1 else None
 

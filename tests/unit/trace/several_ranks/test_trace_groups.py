@@ -496,6 +496,19 @@ def write_rank(directory: Path, rank: int, events: list[Event], world_size: int 
     write(directory / f"trace{rank}.json.gz", events, **rank_info(rank, world_size))
 
 
+def test_the_last_rank_waits_for_none_though_its_end_is_recorded_later(tmp_path: Path) -> None:
+    """The third time rank 1 comes last, and stays for 2 µs longer than rank 0."""
+    for rank, ends in enumerate(((20, 120, 220), (20, 120, 223))):
+        events: list[Event] = []
+        for number, (begin, end) in enumerate(zip((10, 110, 210 + rank), ends, strict=True), 1):
+            events += collective(RING, begin, end - begin, number, **sized(1000))
+        write_rank(tmp_path, rank, events)
+    report = analyse_paths([tmp_path])
+    (found,) = (each for each in report.collectives if each.last_rank is not None)
+    assert [(part.rank, part.wait_us, part.transfer_us) for part in found.ranks] == [(0, 0, 10), (1, 0, 12)]
+    assert report.ranks[1].total.exposed_wait_us == 0
+
+
 def test_transfer_is_the_shortest_stay_and_the_rest_is_waiting(tmp_path: Path) -> None:
     # Rank 1 comes 6 µs late; both leave after 4 µs of transfer. Rank 0 computes during 3 µs of its wait.
     write_rank(tmp_path, 0, [kernel("gemm", 0, 13), *collective(RING, 10, 10, 1, **sized(1000))])
