@@ -428,17 +428,24 @@ def _copied(report: TraceReport) -> str | None:
 
 def is_waiting_unknown(report: TraceReport) -> bool:
     """Whether of most collectives it isn't known how much is waiting: the last rank may be missing."""
+    partial = _partial_groups(report)
+    unknown = [each.ranks[0].wait_us is None or _lacks_rank(each, partial) for each in report.collectives]
+    return 2 * sum(unknown) > len(unknown)
+
+
+def _partial_groups(report: TraceReport) -> set[str]:
+    """The groups of which a rank is missing, or may be."""
     present, lacks_rank = {rank.rank for rank in report.ranks}, _is_rank_missing(report)
-    partial = {
+    return {
         group
         for group, ranks in report.groups.items()
         if (lacks_rank if ranks is None else not present.issuperset(ranks))
     }
-    unknown = [
-        each.ranks[0].wait_us is None or (each.group in partial and each.kind not in MESSAGES)
-        for each in report.collectives
-    ]
-    return 2 * sum(unknown) > len(unknown)
+
+
+def _lacks_rank(each: CollectiveReport, partial: Collection[str]) -> bool:
+    """Whether the rank that it waited for may be missing; a message has but two."""
+    return each.group in partial and each.kind not in MESSAGES
 
 
 def _is_rank_missing(report: TraceReport) -> bool:
@@ -482,18 +489,30 @@ def _most_transfer(report: TraceReport) -> str | None:
 
 
 def last_rank(report: TraceReport) -> StragglerReport | None:
-    """The rank that the others waited for most, if for any; between stages, waiting is the bubble."""
+    """The rank that the others waited for most, if for any; between stages, waiting is the bubble.
+
+    Not by collectives of groups of which a rank is missing: it may have come later still.
+    """
     between_stages = "pipeline" if report.pipeline else None
+    partial = _partial_groups(report)
     known, arrivals, caused_us = Counter[int](), Counter[int](), defaultdict[int, float](float)
     for each in report.collectives:
-        last = each.last_rank
-        if last is None or each.parallelism == between_stages:
+        if each.parallelism == between_stages or _lacks_rank(each, partial) or not _shows_last(each):
             continue
         known.update(part.rank for part in each.ranks)
-        arrivals[last] += 1
-        caused_us[last] += sum(part.wait_us or 0.0 for part in each.ranks if part.rank != last)
+        if (last := each.last_rank) is not None:
+            arrivals[last] += 1
+            caused_us[last] += sum(part.wait_us or 0.0 for part in each.ranks if part.rank != last)
     rows = [StragglerReport(rank, known[rank], arrivals[rank], us) for rank, us in caused_us.items() if us]
     return max(rows, key=lambda row: (row.wait_caused_us, -row.rank), default=None)
+
+
+def _shows_last(each: CollectiveReport) -> bool:
+    """Whether it shows which rank came last, or that several did: not messages that link several ranks."""
+    num_ranks = len(each.ranks)
+    return (
+        each.ranks[0].wait_us is not None and num_ranks > 1 and (each.kind not in MESSAGES or num_ranks == 2)
+    )
 
 
 def steps_add_detail(report: TraceReport) -> bool:

@@ -498,7 +498,7 @@ class StragglerReport:
 
     rank: int
     collectives: int
-    """Collectives that it took part in, and of which the last rank is known."""
+    """Collectives that it took part in, and of which it is known whether a rank came last."""
     last_arrivals: int
     wait_caused_us: float
 

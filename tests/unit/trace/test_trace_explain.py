@@ -11,6 +11,7 @@ from gpurun.launcher.trace.causes import Cause, with_savings
 from gpurun.launcher.trace.explain import (
     explained_stretches,
     is_waiting_unknown,
+    last_rank,
     mean_stretch,
     trace_causes,
 )
@@ -467,6 +468,26 @@ def test_communication_is_transfer_only_where_all_ranks_of_its_group_are_seen(
     else:
         assert "transfer" not in found
         assert "the traces lack other ranks" in found["communication"].text
+
+
+@pytest.mark.parametrize("num_present", [2, 3, 4])
+def test_a_rank_is_blamed_only_where_the_one_that_is_missing_cannot_be_later(
+    tmp_path: Path, num_present: int
+) -> None:
+    """Rank 3 comes last to two of three collectives; to the second all come at once."""
+    job = Job(4)
+    for begin, starts in enumerate(([0, 10, 20, 80], [0, 0, 0, 0], [0, 10, 20, 80])):
+        job.all_reduce("0", [0, 1, 2, 3], [100 * begin + 10 + start for start in starts], 100 * begin + 100)
+    for rank in range(4 - num_present, 4):
+        write(tmp_path / f"rank{rank}.json", job.events[rank], **rank_info(rank, 4))
+    report = analyse_paths([tmp_path])
+    last = last_rank(report)
+    assert (last and (last.rank, last.last_arrivals, last.collectives)) == (
+        (3, 2, 3) if num_present == 4 else None
+    )
+    assert {row.collectives for row in report.stragglers} == {3}
+    waits = [each for each in trace_causes(report) if each.part == "straggler"]
+    assert [each.ranks for each in waits] == [(3,) if num_present == 4 else ()]
 
 
 def test_messages_whose_both_ends_are_seen_are_transfer_though_other_ranks_are_missing(

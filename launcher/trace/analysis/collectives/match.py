@@ -159,15 +159,17 @@ def _until_all_came(part: RankPart, parts: Sequence[RankPart], clocks: Clocks) -
 
 
 def last_rank(collective: Collective, offsets: Mapping[int, int]) -> int | None:
-    """The rank that arrived last, on aligned clocks; `None` if unclear, as with ties.
+    """The rank that arrived last, on aligned clocks; `None` if unclear, as with ties."""
+    return _last(collective.parts, offsets) if shows_last(collective) else None
 
-    Of messages that link several ranks none is it: each rank waits for its own neighbours.
+
+def shows_last(collective: Collective) -> bool:
+    """Whether it shows which rank came last, or that several did.
+
+    Of messages that link several ranks none did: each rank waits for its own neighbours.
     """
-    if not collective.matched or len(collective.parts) < 2:
-        return None
-    if collective.is_grouped and len(collective.parts) > 2:
-        return None
-    return _last(collective.parts, offsets)
+    num_ranks = len(collective.parts)
+    return collective.matched and num_ranks > 1 and not (collective.is_grouped and num_ranks > 2)
 
 
 def _last(parts: Sequence[RankPart], offsets: Mapping[int, int]) -> int | None:
@@ -182,8 +184,9 @@ def stragglers(
     """All ranks, sorted by how long the others waited for them; `last_ranks` has that of each collective."""
     known, arrivals, caused_ns = Counter[int](), Counter[int](), Counter[int]()
     for each, last in zip(collectives, last_ranks, strict=True):
-        if last is not None:
+        if shows_last(each):
             known.update(part.rank for part in each.parts)
+        if last is not None:
             arrivals[last] += 1
             caused_ns[last] += sum(waited_ns for rank, waited_ns in each.waits.items() if rank != last)
     rows = [StragglerReport(rank, known[rank], arrivals[rank], caused_ns[rank] / 1000) for rank in ranks]
