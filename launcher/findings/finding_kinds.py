@@ -278,10 +278,11 @@ _OF_STEP = (
 )
 _SPENDS = f"[in {{where}} ]{{who}} spends {_OF_STEP}"
 _IN_FUNCTION = "[, for most of it in {function}]"
+_CAME_LAST = "[; {last} came last to {last_arrivals} of {num_collectives:collective}]"
 _AWAITS = f"[in {{where}} ]{{who}} waits {_OF_STEP}"
 _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
     "input-stall": (
-        f"{_SPENDS} waiting for data{_IN_FUNCTION}",
+        f"{_SPENDS} waiting for data{_IN_FUNCTION}{_CAME_LAST}",
         "The device waits for the input pipeline.",
         "Time in which nothing computes while the loop fetches or preprocesses the next batch.",
         "More loader processes (`workers`, `num_workers`), or less work per sample; see `gpurun improve`.",
@@ -294,7 +295,7 @@ _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
     ),
     "host-bound": (
         f"{_SPENDS} waiting for the CPU to launch work[, {{latency_ms}} ms of it until that starts]"
-        f"[, mostly while that computes itself, as in {{operator}}]{_IN_FUNCTION}",
+        f"[, mostly while that computes itself, as in {{operator}}]{_IN_FUNCTION}{_CAME_LAST}",
         "The device waits for Python to launch work.",
         "Gaps before the end of the call that launches the next kernel, and up to 20 µs from there.",
         "Larger batches, `torch.compile`, or CUDA graphs.",
@@ -313,7 +314,7 @@ _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
         "Larger batches, fewer operators, or `torch.compile`.",
     ),
     "not-recorded": (
-        f"{_SPENDS} {{case}}{_IN_FUNCTION}",
+        f"{_SPENDS} {{case}}{_IN_FUNCTION}{_CAME_LAST}",
         "Time is lost for a reason that these traces don't have.",
         "What the traces would have to record: Python's stacks, launches, the device, other ranks.",
         "Record that: `with_stack=True`, `ProfilerActivity.CPU`, every rank.",
@@ -339,7 +340,7 @@ _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
     "waits-for-slower-rank": (
         f"{_AWAITS}[ in {{groups}}] for {{other}}[, which takes {{other_work_ms}} ms"
         "[ for {num_samples:sample}] ({who}: {work_ms} ms[ for {own_samples:sample}])]"
-        "[; {last} came last to {last_arrivals} of {num_collectives:collective}]",
+        f"{_CAME_LAST}",
         "A rank waits in a collective for one that takes longer with the same work.",
         "The wait as far as the other's samples don't explain it.",
         "Find out what slows that rank down, or give it less work.",

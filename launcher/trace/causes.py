@@ -328,6 +328,32 @@ def _with_saving(cause: Cause, savings: Sequence[Saving], num_ranks: int) -> Cau
     return replace(cause, replayed_ns=replayed_ns, figures=figures)
 
 
+def of_all_ranks(cause: Cause, measured: MeasuredRanks) -> Cause:
+    """The cause with all ranks' losses and the last rank, where that is saved which it costs all of them.
+
+    Not where some rank loses hardly any.
+    """
+    is_shown = cause.figures.get("without_on") and _other_saved_ms(cause) is not None
+    least = min(measured.ranks, key=lambda each: _lost_ns(each, cause.part))
+    lost_ns = _lost_ns(least, cause.part)
+    if not is_shown or not measured.is_whole or lost_ns < MENTION_FROM * least.span_ns:
+        return cause
+    of_one = ("operator", "function", "latency_ms")
+    figures = {name: value for name, value in cause.figures.items() if name not in of_one}
+    if measured.last and cause.part in ("input", *OF_HOST):
+        figures |= _last_figures(measured.last)
+    lost = {"who": EVERY_RANK, "lost_ms": lost_ns / 1e6, **_range_figures(measured, cause.part)}
+    return replace(cause, figures={**figures, **lost}, ranks=tuple(each.rank for each in measured.ranks))
+
+
+def _last_figures(last: StragglerReport) -> dict[str, Any]:
+    return {
+        "last": f"rank {last.rank}",
+        "last_arrivals": last.last_arrivals,
+        "num_collectives": last.collectives,
+    }
+
+
 def most_lost(found: Sequence[Cause]) -> Cause | None:
     """The cause that takes most of the step.
 
@@ -454,8 +480,7 @@ def _wait(measured: MeasuredRanks) -> Cause:
     if last is not None:
         if last.last_arrivals < MOSTLY * last.collectives:
             figures["other"] = f"other ranks, mostly rank {awaited.rank}"
-        figures |= {"last_arrivals": last.last_arrivals, "num_collectives": last.collectives}
-        figures["last"] = f"rank {awaited.rank}"
+        figures |= _last_figures(last)
     return Cause("straggler", (awaited.rank,), wait_ns, waiting.span_ns, figures)
 
 

@@ -32,6 +32,7 @@ from gpurun.launcher.trace.causes import (
     cause_finding,
     causes,
     most_lost,
+    of_all_ranks,
     with_cpu,
     with_savings,
 )
@@ -300,7 +301,8 @@ def trace_causes(report: TraceReport) -> list[Cause]:
     facts = [each.cpu for each in whole]
     has_all = len(report.ranks) > 1 and not _is_rank_missing(report)
     found = [_named(with_cpu(cause, rank.cpu, facts), rank, mean, has_all) for cause in causes(measured)]
-    return with_savings(found, report.savings, len(whole_ranks(report.ranks)))
+    found = with_savings(found, report.savings, len(whole))
+    return [of_all_ranks(cause, measured) for cause in found]
 
 
 def _named(cause: Cause, rank: RankTrace, mean: Breakdown, has_all: bool) -> Cause:

@@ -19,8 +19,10 @@ from gpurun.launcher.trace.causes import (
     causes,
     grown,
     most_lost,
+    of_all_ranks,
+    with_savings,
 )
-from gpurun.launcher.trace.model import StragglerReport
+from gpurun.launcher.trace.model import Saving, StragglerReport
 
 TIMES = st.integers(0, 10**9)
 OWN: tuple[Part, ...] = ("input", "copies", "host", "transfer", "gaps", "blocked")
@@ -81,6 +83,23 @@ def test_a_share_of_every_rank_is_from_the_least_to_the_most(second: RankTime, s
     first = RankTime(0, 18e6, {"host": 8e6})
     (cause,) = (each for each in causes(MeasuredRanks((first, second), 0)) if each.part == "host")
     assert f"every rank spends {said} waiting" in cause.text
+
+
+@pytest.mark.parametrize(
+    ("least_ns", "said"),
+    [
+        (4e6, "every rank spends 40 % to 90 % of its step (4.00 to 9.00 ms; without that on all ranks, 4.00 "
+         "ms shorter) waiting for the CPU to launch work; rank 1 came last to 5 of 8 collectives"),
+        (4e5, "rank 0 spends 90 % of its step (9.00 of 10.0 ms; without that on all ranks, 4.00 ms shorter) "
+         "waiting for the CPU to launch work"),
+    ],
+)  # fmt: skip
+def test_what_is_saved_on_all_ranks_is_said_of_all(least_ns: float, said: str) -> None:
+    """The rank that works longest isn't the one that the others wait for."""
+    ranks = (RankTime(0, 10e6, {"host": 9e6}), RankTime(1, 10e6, {"host": least_ns}))
+    measured = MeasuredRanks(ranks, 0, by_collectives=True, last=StragglerReport(1, 8, 5, 1.0))
+    (cause, *_) = with_savings(causes(measured), [Saving("host", None, None, 4_000.0)], 2)
+    assert of_all_ranks(cause, measured).text == said
 
 
 def test_every_part_of_a_step_is_a_kind_with_advice() -> None:
