@@ -274,8 +274,8 @@ def _launches(report: TraceReport) -> TableContent:
         for row in report.launches
     )
     note = (
-        "delays from launch to start in µs; queue: pieces of work launched and not done, over time; "
-        "short: kernels below 10 µs; slow: kernels that took less time than launching them"
+        "delays from the end of a launching call to the start, in µs; queue: pieces of work launched and not "
+        "done, over time; short: kernels below 10 µs; slow: kernels that took less time than launching them"
     )
     titles = tuple(figure.title for figure in _LAUNCHES)
     once = [(rank.rank, row) for rank in report.ranks for row in rank.one_off]

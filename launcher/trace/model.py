@@ -124,7 +124,8 @@ class LaunchTotals:
 
     rank: int
     delay_percentiles_us: tuple[float, float, float, float]
-    """Percentiles of the delay from the launching call to the work: 50 %, 90 %, 99 %, largest."""
+    """Percentiles of the delay from the end of the launching call to the start of the work: 50 %, 90 %,
+    99 %, largest. 0 where work began before its call had ended."""
     queue_mean: float
     """Pieces of work that are launched and not done, over time."""
     queue_max: int
@@ -257,7 +258,7 @@ class HostWhileIdle:
 
 @dataclass(frozen=True)
 class LaunchDelay:
-    """The delay from the launching call to the start of the GPU work."""
+    """The delay from the end of the launching call to the start of the GPU work."""
 
     median: float
     max: float

@@ -409,7 +409,7 @@ _DIGITS = re.compile(r"[0-9]{1,10}")
 
 @dataclass(frozen=True)
 class LaunchDelayNs:
-    """The delay from the start of the launching call to the start of the work, in ns."""
+    """The delay from the end of the launching call to the start of the work, in ns."""
 
     median: int
     largest: int
@@ -815,7 +815,7 @@ class _GpuPicture:
         known = chosen[self.work.launch[chosen] >= 0]
         if not len(known):
             return None
-        delays = self.trace.gpu.start[known] - self.work.start[known]
+        delays = self.trace.gpu.start[known] - self.work.done[known]
         return LaunchDelayNs(int(np.median(delays)), int(delays.max()))
 
 

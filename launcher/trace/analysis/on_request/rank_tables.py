@@ -95,12 +95,12 @@ def launches(trace: Trace, work: Launched, chosen: Mask) -> LaunchStatistics | N
     if not len(known):
         return None
     gpu = trace.gpu
-    delays = np.maximum(gpu.start[known] - work.start[known], 0)
+    delays = gpu.start[known] - work.done[known]
     kernels = known[gpu.kind[known] <= GpuKind.COMM]
     ns = gpu.duration[kernels]
     launched_alone = kernels[~work.replayed[kernels]]
     calls = trace.launches.duration[work.launch[launched_alone]]
-    times, lengths = _queue(work.start[known], gpu.end[known])
+    times, lengths = _queue(work.done[known], gpu.end[known])
     spans = np.diff(times)
     span = max(int(spans.sum()), 1)
     percentiles = np.percentile(delays, (50, 90, 99, 100), method="higher").astype(np.int64).tolist()

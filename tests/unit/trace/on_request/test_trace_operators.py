@@ -355,12 +355,30 @@ def test_copies_by_direction(report: TraceReport) -> None:
 def test_launches_and_the_queue(report: TraceReport) -> None:
     assert report.launches is not None
     first, _ = report.launches
-    assert first.delay_percentiles_us == (8.0, 10.0, 10.0, 10.0)
+    assert first.delay_percentiles_us == (6.0, 9.0, 9.0, 9.0)
     assert first.queue_max == 1
-    # Launched at 1, 22, 42 and 60 µs, done at 15, 34, 56 and 100: 80 of 99 µs with one piece of work.
-    assert first.queue_mean == pytest.approx(80 / 99)
-    assert first.queue_empty_percent == pytest.approx(100 * 19 / 99)
+    # Launched at 2, 24, 44 and 61 µs, done at 15, 34, 56 and 100: 74 of 98 µs with one piece of work.
+    assert first.queue_mean == pytest.approx(74 / 98)
+    assert first.queue_empty_percent == pytest.approx(100 * 24 / 98)
     assert (first.short_kernels, first.short_us, first.slow_launches) == (2, 10.0, 0)
+
+
+def test_work_is_in_the_queue_once_its_call_has_ended(tmp_path: Path) -> None:
+    running = [
+        launch(10, 1000, 1),
+        kernel("loaded", 1005, 10, 1),
+        launch(1020, 5, 2),
+        kernel("k", 1030, 5, 2),
+    ]
+    report = analyse_paths([write(tmp_path / "r.json", running)], None, {"launches"})
+    assert report.launches is not None
+    (row,) = report.launches
+    # Launched at 1005, when the first began during its call, and at 1025; done at 1015 and 1035.
+    assert row.delay_percentiles_us == (5.0, 5.0, 5.0, 5.0)
+    assert row.queue_empty_percent == pytest.approx(100 * 10 / 30)
+    delay = report.ranks[0].total.launch_delay_us
+    assert delay is not None
+    assert (delay.median, delay.max) == (2.5, 5.0)
 
 
 def test_tables_only_on_request(tmp_path: Path) -> None:
