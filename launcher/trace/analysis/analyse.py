@@ -178,7 +178,7 @@ def combine(reads: Sequence[Read], notes: Sequence[Finding] = (), searched: Sequ
     notes = (*notes, *(noticed("not-read", why=each) for each in reads if isinstance(each, str)))
     if not read:
         texts = (each.text for each in notes)
-        raise TraceError("\n".join(["none of the traces can be read:", *texts, HOW_TO_TRACE]))
+        raise TraceError("\n".join(["none of the traces can be analysed:", *texts, HOW_TO_TRACE]))
     job = of_one_job(read, searched)
     digests = job.digests
     if digests[0].window is not None and not any(digest.steps for digest in digests):

@@ -628,10 +628,13 @@ def _refuse_empty(trace: Trace, path: Path) -> None:
     if len(trace.gpu) or len(trace.ops) or trace.ranges:
         return
     reasons = [] if trace.cut is None else [f"cut off at byte {trace.cut}: what was to follow is missing"]
-    reasons += [each.text for each in trace.skipped]
-    if trace.other_categories or "traceEvents" not in trace.header:
+    if not trace.writer.reader:  # what another program writes isn't malformed for being unlike Kineto's
+        reasons += [each.text for each in trace.skipped]
+    if trace.writer.reader or trace.other_categories or "traceEvents" not in trace.header:
         reasons.append(kind_of_events(trace.writer, trace.header, trace.other_categories))
-    reasons.append("no GPU work and no operators: nothing to analyse; left out")
+    else:
+        reasons.append("no GPU work and no operators: nothing to analyse")
+    reasons.append("left out")
     raise TraceError(f"{path}: {'; '.join(reasons)}")
 
 

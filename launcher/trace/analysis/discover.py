@@ -24,7 +24,7 @@ from gpurun.launcher.trace.kineto.trace_file import ReadLimits, open_source
 from gpurun.launcher.units import first_of, ranks_text
 
 HOW_TO_TRACE = """\
-    torch.profiler writes them: prof.export_chrome_trace("trace.json"); gpurun does in a run"""
+    record steps with torch.profiler, then prof.export_chrome_trace("trace.json"); gpurun does in a run"""
 """The advice for who has no traces."""
 SUFFIXES = (".json", ".json.gz")
 OWN_FILES = frozenset(
