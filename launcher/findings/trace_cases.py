@@ -10,7 +10,7 @@ NOT_RECORDED: Mapping[str, str] = {
     "communication": "in communication or waiting for it; the traces lack other ranks, which would show why",
     "unmatched": "in communication or waiting for it; who waited isn't known",
     "unknown": "in gaps; the traces lack launches, which would show why",
-    "left-out": "in gaps; the traces lack events of the CPU, which would show why",
+    "left-out": "in gaps, which may hold work: events were left out of the traces",
     "unrecorded": "waiting for the CPU, of which mostly nothing is recorded",
     "untraced": "in communication or waiting for it",
 }
@@ -47,6 +47,12 @@ BY_SHARES: Mapping[str, str] = {
     "length": "a replay doesn't take as long as the trace",
 }
 """Why it isn't known what a step would be shorter by."""
+UNCERTAIN_PATH = "The path and its gains are uncertain: {}."
+NO_PATH = (
+    "no critical path: the traces have no work whose launch is known",
+    "no critical path: events were left out of the traces",
+)
+"""The second where the traces were thinned."""
 _AS_TRANSFER = "their waiting is counted as transfer"
 _UNKNOWN_WAIT = "their waiting is unknown and counts as transfer"
 _NO_RANK = "doesn't state its rank[, like {num_more:other}]; assumed to be {who}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, TypeVar
 
+from gpurun.launcher.findings.trace_cases import BY_SHARES, NO_PATH, UNCERTAIN_PATH
 from gpurun.launcher.trace.model import (
     CollectiveTotal,
     CopyTotal,
@@ -291,7 +292,8 @@ _GAIN = FigureColumn[PathPart]("gain ms", lambda row: row.gain_us, us_in_ms)
 def _critical_path(report: TraceReport) -> TableContent:
     path = report.critical_path
     if path is None or not path.length_us:
-        return TableContent((), ("no critical path: the traces have no work whose launch is known",))
+        is_thinned = any(each.figures.get("case") == "calls-left-out" for each in report.findings)
+        return TableContent((), (NO_PATH[is_thinned],))
     share = FigureColumn[PathPart]("% of path", lambda row: 100 * row.path_us / path.length_us, _one_decimal)
     times = (FigureColumn[PathPart]("ms", lambda row: row.path_us, us_in_ms), share)
     tables = [_parts(path, times[0])]
@@ -301,7 +303,13 @@ def _critical_path(report: TraceReport) -> TableContent:
     if len(report.ranks) > 1:
         rank = FigureColumn[PathPart]("rank", lambda row: row.rank, format_count)
         tables.append(_table((*times, rank), "where it runs", path.ranks, lambda row: _WORDS[row.part]))
-    return TableContent(tuple(tables), tuple(_sentences(path)))
+    return TableContent(tuple(tables), (*_doubt(report), *_sentences(path)))
+
+
+def _doubt(report: TraceReport) -> Iterator[str]:
+    """Why the path may not be that of the job."""
+    if report.unreplayed not in ("", "long"):
+        yield UNCERTAIN_PATH.format(BY_SHARES[report.unreplayed])
 
 
 def _parts(path: CriticalPath, time: FigureColumn[PathPart]) -> ShownTable:

@@ -616,6 +616,8 @@ class TraceReport:
     savings: tuple[Saving, ...] = ()
     """How much shorter a usual step would be without each of its parts, the largest first; empty if not to be
     replayed: a trace is missing or cut off, launches are lost, or a step is too long."""
+    unreplayed: str = ""
+    """The case of `BY_SHARES` that says why there are no savings."""
     kernels_by_shape: tuple[KernelTotal, ...] | None = None
     """The kernels by shape. `None`, like the tables that follow, if it wasn't asked for."""
     shapes: tuple[ShapeTotal, ...] | None = None

@@ -292,7 +292,7 @@ def _report(ranked: Ranked, matched: Matched, notes: Sequence[Finding]) -> Trace
     )
     outlying = {each.step for each in outlying_steps(report.ranks)}
     saved, unreplayed = _savings(ranked, matched, report, outlying)
-    report = replace(report, savings=saved)
+    report = replace(report, savings=saved, unreplayed=unreplayed)
     left_out = sum(each.figures["num_captures"] for each in notes if each.figures.get("case") in LEFT_OUT)
     usual = _of_usual_steps(Analysis(report, ranked, matched), outlying) if outlying else report
     digests = ranked.digests if outlying else ()

@@ -582,6 +582,8 @@ def _tasks(
 ) -> tuple[str, Tasks | None]:
     """Why the steps aren't replayed, else empty; and their tasks, which a critical path needs in any case."""
     why = _unreplayed(trace, work, steps)
+    if are_calls_left_out(trace):  # no task is known to wait for another
+        return why, None
     if why and not (has_path and (work.is_known.any() or not len(trace.gpu))):
         return why, None
     starved = picture.starved(*task_window(trace, steps))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.launcher.report.terminal.trace import render_trace
+from gpurun.launcher.report.terminal.trace import render_tables, render_trace
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.causes import Cause, with_savings
 from gpurun.launcher.trace.explain import (
@@ -504,9 +504,22 @@ def test_messages_whose_both_ends_are_seen_are_transfer_though_other_ranks_are_m
 def test_real_ranks_of_a_larger_job_lack_the_others_and_events_of_the_cpu() -> None:
     """Of 128 ranks, 2; each has calls of the CPU for all that its GPU does, but far fewer than were made."""
     said = analyse_paths([REAL / "ddp_2of128"]).conclusion
-    assert "in gaps; the traces lack events of the CPU, which would show why: leave no events out." in said
+    assert "in gaps, which may hold work: events were left out of the traces: leave no events out." in said
     assert "or waiting for it; the traces lack other ranks, which would show why: record the" in said
     assert "transfers" not in said
+
+
+def test_what_a_path_lacks_stands_above_it(tmp_path: Path) -> None:
+    """Its length is that of a replay, and a thinned trace has none."""
+    late = [launch(0, 5, 1), kernel("k", 5000, 10, 1), launch(9000, 5, 2), kernel("k", 9050, 10, 2)]
+    thinned = [each for i in range(120) for each in (launch(100 * i, 5, 200 * i + 1),)]
+    thinned += [kernel("k", 100 * i + 50, 10, 200 * i + 1) for i in range(120)]
+    said = []
+    for events in (late, thinned):
+        report = analyse_paths([write(tmp_path / "t.json", events)], None, {"critical-path"})
+        said.append(render_tables(report, ("critical-path",), 100, details=False))
+    assert "The path and its gains are uncertain: a replay doesn't take as long as the trace." in said[0]
+    assert "no critical path: events were left out of the traces" in said[1]
 
 
 @pytest.mark.parametrize("step_of_numbers", [1, 5, 200])
@@ -520,7 +533,7 @@ def test_gaps_of_a_thinned_trace_are_unknown(tmp_path: Path, step_of_numbers: in
     idle = report.ranks[0].total.idle_by_cause_us
     is_thinned = step_of_numbers == 200
     assert idle.unknown == (119 * 90 if is_thinned else 0)
-    said = "in gaps; the traces lack events of the CPU, which would show why: leave no events out."
+    said = "in gaps, which may hold work: events were left out of the traces: leave no events out."
     assert (said in report.conclusion) == is_thinned
     assert any("120 calls of the CPU recorded" in each.text for each in report.findings) == is_thinned
 

@@ -67,6 +67,7 @@ def test_json_has_the_fields_of_the_design(capture: Path) -> None:
         "parallelism",
         "pipeline",
         "savings",
+        "unreplayed",
         "kernels_by_shape",
         "shapes",
         "shapes_in_steps",
