@@ -156,7 +156,7 @@ class OutlyingStep:
     span_us: float
     """The longest of its ranks; so is the next."""
     more_us: float
-    """Beyond the median step."""
+    """Beyond the mean of the usual steps."""
     rank: int
     cause: str
     """The part of the step that grew most, waiting for other ranks apart; and on which rank."""
@@ -178,8 +178,9 @@ def outlying_steps(ranks: Sequence[RankTrace]) -> tuple[OutlyingStep, ...]:
     apart = APART * max(spans[number] - middle for number in usual)
     if any(spans[number] - middle < apart for number in slow):
         return ()
+    usual_us = fmean(spans[number] for number in usual)
     found = [
-        _outlying(number, spans[number], spans[number] - middle, ranks, usual) for number in sorted(slow)
+        _outlying(number, spans[number], spans[number] - usual_us, ranks, usual) for number in sorted(slow)
     ]
     times = Counter(each.cause for each in found)
     return tuple(each for each in found if times[each.cause] == 1)
@@ -196,6 +197,10 @@ def _outlying(
                 (us - fmean(each[part] for each in mine), part, rank.rank) for part, us in parts.items()
             ]
     cause_us, cause, of_rank = max(grown, key=lambda each: each[0])
+    if cause == "host":  # in other sentences, too, it stands for all that launches are waited for
+        steps = next(rank.steps for rank in ranks if rank.rank == of_rank)
+        waited_us = {step.step: step.idle_by_cause_us.of_launches for step in steps}
+        cause_us = waited_us[number] - fmean(waited_us[each] for each in usual if each in waited_us)
     return OutlyingStep(number, span_us, more_us, of_rank, cause, cause_us)
 
 

@@ -91,6 +91,11 @@ def test_real_steps_that_stand_apart_are_left_out() -> None:
     report = analyse_paths([REAL / "resnet50_V100" / "num_workers_4.pt.trace.json.gz"])
     assert [*report.findings[0].figures["outlying_ms"]] == ["step 5", "step 9"]
     assert "17 % of its usual step (21.0 of 125 ms) waiting for the CPU" in report.conclusion
+    late = next(each for each in report.findings if each.figures.get("outlying_step") == 9)
+    in_steps = {step.step: step.idle_by_cause_us.of_launches / 1000 for step in report.ranks[0].steps}
+    usual = [ms for number, ms in in_steps.items() if number not in (5, 9)]
+    assert late.figures["more_ms"] == pytest.approx(in_steps[9] - sum(usual) / len(usual))
+    assert late.text.startswith("step 9 takes 163 instead of 125 ms, 37.2 ms more waiting for the CPU")
 
 
 def test_a_loss_of_the_rank_that_others_wait_for_saves_what_it_does_on_all_ranks() -> None:
