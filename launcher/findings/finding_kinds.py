@@ -295,7 +295,8 @@ _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
     ),
     "host-bound": (
         f"{_SPENDS} waiting for the CPU to launch work[, {{latency_ms}} ms of it until that starts]"
-        f"[, mostly while that computes itself, as in {{operator}}]{_IN_FUNCTION}{_CAME_LAST}",
+        "[, mostly while that computes itself, as in {operator}][, mostly while launching calls run, as "
+        f"in {{call}}]{_IN_FUNCTION}{_CAME_LAST}",
         "The device waits for Python to launch work.",
         "Gaps before the end of the call that launches the next kernel, and up to 20 µs from there.",
         "Larger batches, `torch.compile`, or CUDA graphs.",
@@ -409,6 +410,7 @@ _ON_PARTS: Mapping[str, Mapping[str, str]] = {
     "host": {
         "": "try larger batches, torch.compile or CUDA graphs",
         "-computing": "let the device compute that, or another thread",
+        "-copying": "pin the memory and copy with non_blocking=True",
         "-with-compile": "try larger batches or CUDA graphs",
         "-with-graphs": "try larger batches or torch.compile",
         "-with-both": "try larger batches",

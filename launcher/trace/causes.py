@@ -593,6 +593,7 @@ def advice_for(
     is_alike = found.part == "straggler" and "other_work_ms" not in found.figures
     forms = {
         "computing": bool(found.figures.get("operator")),
+        "copying": bool(found.figures.get("call")),
         _WITH.get(frozenset(in_use), ""): bool(in_use),
         "balanced": is_balanced or (of_job and is_alike),
         "alike": is_alike,

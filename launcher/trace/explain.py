@@ -50,6 +50,10 @@ from gpurun.launcher.trace.model import (
 from gpurun.launcher.units import listed, ranks_text
 
 MENTION_NEXT_FROM = 0.20
+LATENCY_FROM = 0.01
+"""Share of the step from which on the delay after the launching calls is told apart from the rest."""
+COPYING = re.compile("Memcpy")
+"""Calls in which the CPU copies unless memory is pinned: their length is no cost of launching."""
 OWN_OPERATORS = 0.5
 """Share of the operators' time that a thread works, or waits for a core, if it runs most of them."""
 MESSAGES = {*POINT_TO_POINT, SEND_RECV}
@@ -320,9 +324,13 @@ def _named(cause: Cause, rank: RankTrace, mean: Breakdown, has_all: bool) -> Cau
         figures["case"] = UNMATCHED
     if cause.part == "unknown" and (rank.ops or rank.total.launch_delay_us):
         figures["case"] = EVENTS_LEFT_OUT
-    latency_us = mean.idle_by_cause_us.latency
-    if cause.part == "host" and figures["who"] != EVERY_RANK and latency_us >= MENTION_FROM * mean.span_us:
-        figures["latency_ms"] = latency_us / 1000
+    idle = mean.idle_by_cause_us
+    if cause.part == "host" and figures["who"] != EVERY_RANK:
+        if idle.latency >= LATENCY_FROM * mean.span_us:
+            figures["latency_ms"] = idle.latency / 1000
+        call = rank.cpu.launches_in
+        if call and COPYING.search(call) and idle.launching >= MOST * idle.of_launches:
+            figures |= {"call": call, "operator": None}
     if cause.part != "one_off":
         return replace(cause, figures=figures)
     if rank.one_off:

@@ -98,6 +98,14 @@ def test_real_steps_that_stand_apart_are_left_out() -> None:
     assert late.text.startswith("step 9 takes 163 instead of 125 ms, 37.2 ms more waiting for the CPU")
 
 
+def test_the_advice_on_a_copy_that_holds_up_launches_is_about_copies(wording: Wording) -> None:
+    """A call that copies 40 ms long from memory that isn't pinned, while the GPU has nothing to do."""
+    path = REAL / "resnet50_V100" / "num_workers_4.pt.trace.json.gz"
+    _, cause, advice, *_ = analyse_paths([path], slice(5, 6)).findings
+    assert cause.figures["call"] == "cudaMemcpyAsync"
+    wording(cause.text, advice.text)
+
+
 def test_a_loss_of_the_rank_that_others_wait_for_saves_what_it_does_on_all_ranks() -> None:
     """The CPU of rank 1 takes as long, but while its GPU waits for rank 0 in a collective of gloo."""
     report = analyse_paths([H100 / "ddp"])
