@@ -55,7 +55,7 @@ _WORDS = {
 _WITHOUT = _WORDS | {
     "transfer": "the transfer of collectives",
     "copies": "the copies",
-    "host": "all of the CPU's time, not only what a device waits for,",
+    "host": "all of the CPU's time, but with the time until launched work starts,",
     "latency": "the time until launched work starts",
     "before": "the later begin of a rank's trace",
 }

@@ -57,7 +57,10 @@ def test_there_are_few_kinds() -> None:
 
 
 PARTS = {part.replace("_", "-") for part in SPENT}
-FORMS = ("balanced", "alike", "in-job", "recorded", "computing", "with-compile", "with-graphs", "with-both")
+FORMS = (
+    *("balanced", "alike", "in-job", "recorded", "computing", "copying"),
+    *("with-compile", "with-graphs", "with-both"),
+)
 OF_PARTS = PARTS | {f"{part}-{form}" for part in PARTS for form in FORMS}
 """Advice about a part of a step; `advice_for` makes its name."""
 
