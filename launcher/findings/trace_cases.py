@@ -96,8 +96,7 @@ _OF_ALL: Mapping[str, str] = {
     "other-jobs": "traces of other jobs left out: {directories}",
     "captures": "{num_captures:other capture} of {who} left out, the newest with most ranks is shown; "
     "`gpurun diff A B` compares two: {files}",
-    "jobs-apart": "{num_captures:trace} of another job left out, the newest with most ranks is shown: "
-    "{files}",
+    "jobs-apart": "{num_captures:trace} of other jobs left out, the newest with most ranks is shown: {files}",
     "one-rank-present": _PRESENT,
     "ranks-missing": _PRESENT + ", so bandwidths are at least those shown",
     "ranks-cut-off": "means, bubbles and causes are without {who}: what is cut off isn't known",

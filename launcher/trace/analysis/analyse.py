@@ -299,6 +299,9 @@ def _report(ranked: Ranked, matched: Matched, notes: Sequence[Finding]) -> Trace
     cpu = {(rank, step): facts for rank, each in digests for step, facts in each.step_cpu.items()}
     first, *causes = explain(usual, unreplayed, cpu)
     first = with_figures(first, num_left_out=left_out) if left_out else first
+    by_place = any(each.figures.get("case") == "rank-by-place" for each in notes)
+    if len(ranks) > 1 and by_place and not any(each.matched for each in matched.collectives):
+        first = with_figures(first, num_assumed=len(ranks))
     return replace(report, findings=(first, *causes, *notes))
 
 

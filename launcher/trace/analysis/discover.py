@@ -322,14 +322,16 @@ def _distance_ns(digest: Digest, other: Digest) -> int:
 def _are_near(digests: Sequence[Digest], within_ns: int) -> bool:
     """Whether they may be of one capture: of one world, at one time, as far as clocks agree.
 
-    What neither states a rank nor communicates is of one capture only if it was recorded at the same time.
+    What neither states a rank nor communicates is of one capture only if it was recorded at the same time, on
+    the same kind of device.
     """
     sizes = {each.world_size for each in digests} - {None}
     first_ns, last_ns = min(map(_begin_ns, digests)), max(map(_begin_ns, digests))
     is_known = all(_stated_rank(each) is not None or each.collectives for each in digests)
     apart_ns = last_ns - min(map(_end_ns, digests))
     is_near = apart_ns <= (within_ns if is_known else 0) or (is_known and first_ns < EARLIEST_NS)
-    return len(sizes) < 2 and is_near
+    is_alike = is_known or len({each.device for each in digests if not each.is_cut}) < 2
+    return len(sizes) < 2 and is_near and is_alike
 
 
 def _left_out(of_rank: Mapping[int, Sequence[Digest]], chosen: Mapping[int, Digest]) -> Iterator[Finding]:

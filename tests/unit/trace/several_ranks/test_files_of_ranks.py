@@ -211,6 +211,18 @@ def test_programs_that_ran_one_after_the_other_are_no_ranks(tmp_path: Path, word
     assert len(analyse_paths([tmp_path]).ranks) == 2
 
 
+def test_files_that_say_nothing_of_each_other_are_assumed_to_be_of_one_job(
+    tmp_path: Path, wording: Wording
+) -> None:
+    """At the same time, by clocks that don't show it; on different devices they are of different jobs."""
+    for name, device in (("a", "A100"), ("b", "A100"), ("c", "H100")):
+        header = {"deviceProperties": [{"name": device}]}
+        write(tmp_path / f"{name}.json", [launch(0, 5, 1), kernel("k", 6, 90, 1)], **header)
+    report = analyse_paths([tmp_path])
+    assert [Path(rank.files[0]).name for rank in report.ranks] == ["a.json", "b.json"]
+    wording(report.findings[0].text)
+
+
 def test_the_ranks_of_the_job_that_is_shown_are_counted_from_0(tmp_path: Path) -> None:
     for name, day in (("a.json", 0), ("b.json", 30)):
         write_capture(tmp_path / name, day * DAY_US, 70 + day)
