@@ -122,7 +122,7 @@ _OF_ALL: Mapping[str, str] = {
     "no-common-moment": "by their clocks the traces have no moment in common; each is shown from its own "
     "start (traces of different jobs belong in separate directories)",
     "outlying-step": "step {outlying_step} takes {step_ms} instead of {usual_ms} ms"
-    "[, {more_ms} ms more {spent}[, mostly in {call}][ on {who}]]; causes are without it",
+    "[, {more_ms} ms more {spent}[, mostly in {call}][ on {who}]][; {left_out} are without it]",
     "nested-too-deeply": "{num_ranges} ranges are nested too deeply to be shown",
     "stacks-recorded": "recorded with Python's stacks, which slow the CPU: how long is waited for it may be "
     "overstated",

@@ -242,7 +242,8 @@ def _notes(a: TraceReport, b: TraceReport) -> Iterator[Finding]:
     if _has_shapes(a) != _has_shapes(b):
         yield noticed("shapes-on-one-side", side="A" if _has_shapes(a) else "B")
     for side, report in (("A", a), ("B", b)):
-        yield from (with_figures(each, of=f"{side}: ") for each in of_level(report.findings, "detail"))
+        details = of_level(report.findings, "detail")  # parts are means of all steps
+        yield from (with_figures(each, of=f"{side}: ", left_out=None) for each in details)
 
 
 def _has_shapes(report: TraceReport) -> bool:

@@ -249,6 +249,7 @@ def _noticed_step(each: OutlyingStep, num_ranks: int, cpu: CpuFacts | None) -> F
         "outlying-step",
         ranks=[each.rank],
         outlying_step=each.step,
+        left_out="causes",
         step_ms=each.span_us / 1000,
         usual_ms=(each.span_us - each.more_us) / 1000,
         spent=IN_STEP[each.cause] if is_known else None,

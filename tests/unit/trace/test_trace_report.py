@@ -389,3 +389,14 @@ def test_a_rate_of_several_sizes_is_their_bytes_over_their_time(
     table = render_trace(analyse_paths([tmp_path]), width=100)
     (row,) = (line.split() for line in table.splitlines() if " all_reduce " in line)
     assert row[4] == rate
+
+
+def test_a_comparison_leaves_no_step_out() -> None:
+    report = analyse_paths([REAL / "resnet50_V100" / "num_workers_4.pt.trace.json.gz"])
+    diff = diff_traces(report, report)
+    noted = [each.text for each in diff.findings if each.figures.get("case") == "outlying-step"]
+    steps = [f"{side}: step {number}" for side in "AB" for number in (5, 9)]
+    assert [each.partition(" takes")[0] for each in noted] == steps
+    assert not any("without it" in each for each in noted)
+    span = next(each.a_us for each in diff.classes if each.name == "span")
+    assert span == pytest.approx(sum(each.span_us for each in report.ranks[0].steps) / 6)
