@@ -535,7 +535,7 @@ CAUSES: Mapping[str, Kind] = {
     },
     "part-changed": Kind(
         "cause",
-        "{part} takes {b_ms} instead of {a_ms} ms of it",
+        "{part} takes {b_ms} instead of {a_ms} ms of it[, offset by {offset}]",
         "The part of a traced step that changed most from one capture to another.",
         "The mean of all traced steps and ranks of each capture.",
         "`gpurun diff --show operators` shows the modules and operators that changed.",

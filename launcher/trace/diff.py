@@ -13,7 +13,7 @@ from gpurun.launcher.findings.trace_cases import NOT_RECORDED
 from gpurun.launcher.trace.causes import MENTION_FROM, to_do
 from gpurun.launcher.trace.explain import CPU, is_waiting_unknown
 from gpurun.launcher.trace.model import Breakdown, NameTotal, RankTrace, RowKind, ShapeTotal, TraceReport
-from gpurun.launcher.units import change_text, listed
+from gpurun.launcher.units import change_text, format_ms, listed
 
 Per = Literal["step", "second"]
 State = Literal["new", "gone", "slower", "faster", "same"]
@@ -23,6 +23,8 @@ Totals = Mapping[N, tuple[float, float]]
 """Time in µs and calls, by name or path."""
 LEAST_PERCENT = 1.0
 """Below this, a step takes about as long in both captures; its parts may have changed."""
+OFFSETS = 0.2
+"""Share of a part's change from which on an opposite change of another one is named."""
 
 
 @dataclass(frozen=True)
@@ -158,8 +160,20 @@ def _findings(diff: TraceDiff, lacks: str | None = None) -> Iterator[Finding]:
     most = max(parts, key=lambda part: abs(part.change_us) if is_alike else sign * part.change_us)
     if is_alike and abs(most.change_us) < MENTION_FROM * span.a_us:
         return
-    name = PART_NAMES.get(most.name) or most.name.replace("_", " ")
-    yield finding("part-changed", part=name, a_ms=most.a_us / 1000, b_ms=most.b_us / 1000, weight=1)
+    against = (each for each in parts if each.change_us * most.change_us < 0)
+    offset = [
+        f"{_part_name(each)} ({format_ms(each.b_us / 1000)} instead of {format_ms(each.a_us / 1000)} ms)"
+        for each in sorted(against, key=lambda each: -abs(each.change_us))
+        if abs(each.change_us) >= OFFSETS * abs(most.change_us)
+    ]
+    yield finding(
+        "part-changed",
+        part=_part_name(most),
+        a_ms=most.a_us / 1000,
+        b_ms=most.b_us / 1000,
+        offset=listed(offset) if is_alike and offset else None,
+        weight=1,
+    )
     if diff.operators is None:
         yield to_do("part-changed", "parts")
 
@@ -172,6 +186,10 @@ PART_NAMES = {
     "idle_other": "idle time for another reason",
     "idle_unknown": "idle time for an unknown reason",
 }
+
+
+def _part_name(part: Change) -> str:
+    return PART_NAMES.get(part.name) or part.name.replace("_", " ")
 
 
 def without_steps(diff: TraceDiff, a: str = "A", b: str = "B") -> str:

@@ -400,3 +400,24 @@ def test_a_comparison_leaves_no_step_out() -> None:
     assert not any("without it" in each for each in noted)
     span = next(each.a_us for each in diff.classes if each.name == "span")
     assert span == pytest.approx(sum(each.span_us for each in report.ranks[0].steps) / 6)
+
+
+def test_a_part_that_grew_in_a_step_as_long_says_what_offset_it(tmp_path: Path) -> None:
+    def record(name: str, compute_us: int) -> TraceReport:
+        copy = span(
+            "gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", compute_us, 1000 - compute_us, 7, correlation=2
+        )
+        events = [
+            step(1, 0, 1000),
+            launch(0, 1, 1),
+            kernel("gemm", 1, compute_us - 1, 1),
+            launch(2, 1, 2),
+            copy,
+        ]
+        return analyse_paths([write(tmp_path / name, events)])
+
+    a, b = record("a.json", 200), record("b.json", 600)
+    (said,) = (each.text for each in diff_traces(a, b).findings if each.level == "cause")
+    assert said == (
+        "compute takes 0.599 instead of 0.199 ms of it, offset by exposed memcpy (0.400 instead of 0.800 ms)"
+    )
