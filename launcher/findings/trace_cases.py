@@ -7,6 +7,7 @@ NOT_RECORDED: Mapping[str, str] = {
     "in-stacks": "outside of operators",
     "unseen": "outside of operators or in calls for a device, whose work the traces lack",
     "unread": "outside of operators or in calls for a device whose work isn't read",
+    "unread-npu": "outside of operators; neither the device's work nor the calls for it are read",
     "communication": "in communication or waiting for it; the traces lack other ranks, which would show why",
     "unmatched": "in communication or waiting for it; who waited isn't known",
     "unknown": "in gaps; the traces lack launches, which would show why",

@@ -80,6 +80,8 @@ _FUNCTIONS: Mapping[Part, str] = {"input": "data", "gaps": "other", **dict.fromk
 """Which of `CpuFacts.functions` a part passes in."""
 EVENTS_LEFT_OUT = "left-out"
 """The case of gaps in traces that have events of the CPU."""
+UNREAD_NPU = "unread-npu"
+"""The case of a device of which no calls are read, either: they count with the operators around them."""
 UNMATCHED = "unmatched"
 """The case of communication of which no rank is missing: notes say why its waiting isn't known."""
 EVERY_RANK = "every rank"

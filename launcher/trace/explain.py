@@ -21,6 +21,7 @@ from gpurun.launcher.trace.causes import (
     OF_HOST,
     PINNED,
     UNMATCHED,
+    UNREAD_NPU,
     WITHOUT_ADVICE,
     Cause,
     MeasuredRanks,
@@ -57,7 +58,7 @@ COPYING = re.compile("Memcpy")
 OWN_OPERATORS = 0.5
 """Share of the operators' time that a thread works, or waits for a core, if it runs most of them."""
 MESSAGES = {*POINT_TO_POINT, SEND_RECV}
-CPU, NOT_READ = "CPU", "not read"
+CPU, NOT_READ, NPU = "CPU", "not read", "NPU"
 """How the device of a rank begins whose trace has no GPU work."""
 Causes = TypeVar("Causes", IdleCauses, HostWhileIdle)
 NOTHING: Mapping[tuple[int, int], CpuFacts] = {}
@@ -325,6 +326,8 @@ def _named(cause: Cause, rank: RankTrace, mean: Breakdown, has_all: bool) -> Cau
         figures["case"] = UNMATCHED
     if cause.part == "unknown" and (rank.ops or rank.total.launch_delay_us):
         figures["case"] = EVENTS_LEFT_OUT
+    if cause.part == "unread" and NPU in rank.device:
+        figures["case"] = UNREAD_NPU
     idle = mean.idle_by_cause_us
     if cause.part == "host" and figures["who"] != EVERY_RANK:
         if idle.latency >= LATENCY_FROM * mean.span_us:

@@ -65,7 +65,7 @@ def test_times_in_quotes_are_exact(tmp_path: Path, wording: Wording) -> None:
     assert found.base_time_ns == 1704161511420306000
     (rank,) = found.ranks
     assert (rank.device, rank.total.span_us, rank.total.compute_us) == ("CPU (NPU not read)", 137.011, 17.08)
-    wording([each.replace(str(tmp_path), "TMP") for each in trace_notes(found)])
+    wording([each.replace(str(tmp_path), "TMP") for each in trace_notes(found)], found.conclusion)
 
 
 @pytest.mark.parametrize(
