@@ -71,7 +71,7 @@ _OF_A_FILE: Mapping[str, str] = {
     "device-not-read": "work on the {device} isn't read",
     "from-torch-npu": "written by torch_npu: operators on the CPU are read, work on the NPU isn't",
     "old-autograd": "written by torch.autograd.profiler of an old torch, which has no kernels: work on the "
-    "GPU is that of operators, with what they call",
+    "GPU is that of operators, each less those that it calls",
     "unknown-categories": "events of unknown categories left out: {categories}",
     "other-steps": "steps {recorded_step} (all of them: --steps {first_step}:{end_step}), none of those "
     "asked for",

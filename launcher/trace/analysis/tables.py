@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 
 from gpurun.launcher.trace.analysis.steps import Launched
 from gpurun.launcher.trace.intervals import Int64, Intervals
-from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, GpuKind, HostKind, collective_kind
+from gpurun.launcher.trace.kineto.classify import (
+    OLD_AUTOGRAD,
+    POINT_TO_POINT,
+    GpuKind,
+    HostKind,
+    collective_kind,
+)
 from gpurun.launcher.trace.kineto.columns import Spans, Timed, Trace
 
 MAX_NAMES = 500
@@ -42,10 +48,16 @@ class NameTime:
     """Copies and memsets, of `device_ns`."""
 
 
+def work_ns(trace: Trace) -> Int64:
+    """Nanoseconds of each piece of GPU work; an old profiler's are operators, less those that they call."""
+    nesting = nest(trace.gpu) if trace.writer == OLD_AUTOGRAD else None
+    return trace.gpu.duration if nesting is None else nesting.self_ns()
+
+
 def kernel_times(trace: Trace, chosen: Mask) -> list[NameTime]:
     """GPU work by name, longest first."""
     gpu = trace.gpu
-    counts, device_ns = _sums(gpu.name[chosen], gpu.duration[chosen], len(trace.gpu_names))
+    counts, device_ns = _sums(gpu.name[chosen], work_ns(trace)[chosen], len(trace.gpu_names))
     kinds = np.zeros(len(trace.gpu_names), dtype=np.int8)
     kinds[gpu.name] = gpu.kind
     words = {

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from gpurun.launcher.machine.accelerators import peak_gb_per_s, peak_tflop_per_s
 from gpurun.launcher.trace.analysis.steps import Launched
-from gpurun.launcher.trace.analysis.tables import Selection, compute_ops, nest, stretches
+from gpurun.launcher.trace.analysis.tables import Selection, compute_ops, nest, stretches, work_ns
 from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.classify import GpuKind, dtype_bytes
 from gpurun.launcher.trace.kineto.columns import NO_SHAPES, OpArguments, Trace, decoded
@@ -194,7 +194,7 @@ def kernel_shapes(trace: Trace, work: Launched, ops_of: Int64, chosen: Selection
     keys = np.stack([gpu.name[mine], names, arguments, work.replayed[mine]]).astype(np.int64)
     unique, place, counts = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
     place = place.reshape(-1)
-    ns = gpu.duration[mine]
+    ns = work_ns(trace)[mine]
     sums = np.bincount(place, weights=ns, minlength=unique.shape[1]).astype(np.int64)
     least, most = np.full(len(sums), np.iinfo(np.int64).max), np.zeros(len(sums), dtype=np.int64)
     np.minimum.at(least, place, ns)

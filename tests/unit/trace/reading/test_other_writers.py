@@ -31,10 +31,15 @@ def old_event(name: str, start_us: float, length_us: float, place: str = "CPU") 
     }
 
 
+def listed_in(path: Path, events: list[Event]) -> Path:
+    """The path of a bare list of events."""
+    path.write_text(json.dumps(events))
+    return path
+
+
 def listed(path: Path, events: list[Event]) -> TraceReport:
     """The report on a bare list of events."""
-    path.write_text(json.dumps(events))
-    return analyse_paths([path])
+    return analyse_paths([listed_in(path, events)])
 
 
 def test_exports_of_the_old_autograd_profiler(tmp_path: Path, wording: Wording) -> None:
@@ -50,6 +55,11 @@ def test_exports_of_the_old_autograd_profiler(tmp_path: Path, wording: Wording) 
         ("aten::zeros", 1, 25)
     ]
     wording([each.replace(str(tmp_path), "TMP") for each in trace_notes(found)])
+    nested = [*events, old_event("aten::zeros", 30, 93, "CUDA"), old_event("aten::zero_", 80, 39, "CUDA")]
+    found = analyse_paths([listed_in(tmp_path / "n.json", nested)], None, {"kernels"})
+    own = [("aten::zeros", 54.0), ("aten::zero_", 39.0)]
+    assert [(row.name, row.device_us) for row in found.ranks[0].kernels] == own
+    assert [(row.name, row.device_us) for row in found.kernels_by_shape or ()] == own
 
 
 def test_times_in_quotes_are_exact(tmp_path: Path, wording: Wording) -> None:
