@@ -278,7 +278,7 @@ def improve(bench: Bench) -> int:
     program = (str(Path(__file__).with_name("slow_program.py")), "--devices", bench.device, *small)
     codes = []
     for name, words in {"improved-program": program, "improved-job": ("convolutions.yaml",)}.items():
-        options = ("--budget", bench.pick("150s", "60s"), "--numerics", "--quiet", "--out", f"runs/{name}")
+        options = ("--budget", bench.pick("150s", "120s"), "--numerics", "--quiet", "--out", f"runs/{name}")
         codes.append(bench.gpurun("improve", *options, *words))
         for line in of_search(bench.out / "runs" / name):
             print(FOUND + line)
