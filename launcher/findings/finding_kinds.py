@@ -278,12 +278,13 @@ _OF_STEP = (
     "[; timed steps take {timed_ms} ms][; without that[ on {without_on}], {saved_ms} ms shorter])"
 )
 _SPENDS = f"[in {{where}} ]{{who}} spends {_OF_STEP}"
-_IN_FUNCTION = "[, for most of it in {function}]"
-_CAME_LAST = "[; {last} came last to {last_arrivals} of {num_collectives:collective}]"
+_IN_FUNCTION = (
+    "[, for most of it in {function}][; {last} came last to {last_arrivals} of {num_collectives:collective}]"
+)
 _AWAITS = f"[in {{where}} ]{{who}} waits {_OF_STEP}"
 _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
     "input-stall": (
-        f"{_SPENDS} waiting for data{_IN_FUNCTION}{_CAME_LAST}",
+        f"{_SPENDS} waiting for data{_IN_FUNCTION}",
         "The device waits for the input pipeline.",
         "Time in which nothing computes while the loop fetches or preprocesses the next batch.",
         "More loader processes (`workers`, `num_workers`), or less work per sample; see `gpurun improve`.",
@@ -297,7 +298,7 @@ _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
     "host-bound": (
         f"{_SPENDS} waiting for the CPU to launch work[, {{latency_ms}} ms of it until that starts]"
         "[, mostly while that computes itself, as in {operator}][, mostly while launching calls run, as "
-        f"in {{call}}]{_IN_FUNCTION}{_CAME_LAST}",
+        f"in {{call}}]{_IN_FUNCTION}",
         "The device waits for Python to launch work.",
         "Gaps before the end of the call that launches the next kernel, and up to 20 µs from there.",
         "Larger batches, `torch.compile`, or CUDA graphs.",
@@ -316,7 +317,7 @@ _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
         "Larger batches, fewer operators, or `torch.compile`.",
     ),
     "not-recorded": (
-        f"{_SPENDS} {{case}}{_IN_FUNCTION}{_CAME_LAST}",
+        f"{_SPENDS} {{case}}{_IN_FUNCTION}",
         "Time is lost for a reason that these traces don't have.",
         "What the traces would have to record: Python's stacks, launches, the device, other ranks.",
         "Record that: `with_stack=True`, `ProfilerActivity.CPU`, every rank.",
@@ -342,7 +343,7 @@ _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
     "waits-for-slower-rank": (
         f"{_AWAITS}[ in {{groups}}] for {{other}}[, which takes {{other_work_ms}} ms"
         "[ for {num_samples:sample}] ({who}: {work_ms} ms[ for {own_samples:sample}])]"
-        f"{_CAME_LAST}",
+        "[; {last} came last to {last_arrivals} of {num_collectives:collective}]",
         "A rank waits in a collective for one that takes longer with the same work.",
         "The wait as far as the other's samples don't explain it.",
         "Find out what slows that rank down, or give it less work.",

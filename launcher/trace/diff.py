@@ -13,9 +13,9 @@ from gpurun.launcher.findings.trace_cases import NOT_RECORDED
 from gpurun.launcher.trace.causes import MENTION_FROM, to_do
 from gpurun.launcher.trace.explain import CPU, is_waiting_unknown
 from gpurun.launcher.trace.model import Breakdown, NameTotal, RankTrace, RowKind, ShapeTotal, TraceReport
-from gpurun.launcher.units import change_text, format_ms, listed
+from gpurun.launcher.units import MINUS, change_text, format_ms, listed
 
-Per = Literal["step", "second"]
+Per = Literal["step", "capture", "second"]
 State = Literal["new", "gone", "slower", "faster", "same"]
 SECOND_US = 1e6
 N = TypeVar("N", str, "Path")
@@ -61,10 +61,10 @@ class TraceDiff:
     num_steps: tuple[int, int]
     """Steps, summed over ranks; 0 where the traces mark none."""
     per: Per
-    """The unit of times: a step; where a rank of A or B has no steps, a second of the trace for `classes`,
-    and a call for names.
+    """The unit of times: a step; where a rank of A or B has no steps, a call for names, and for `classes` all
+    of a rank's trace if both have as many calls of each name, else a second of it.
 
-    Then the lengths of the two captures don't matter, and how long a step takes can't be compared.
+    Then how long a step takes can't be compared.
     """
     classes: tuple[Change, ...]
     """The parts that add up to the span, with idle time split by cause; per step also the span itself.
@@ -108,9 +108,11 @@ def diff_traces(a: TraceReport, b: TraceReport) -> TraceDiff:
     """The changes from `a` to `b`."""
     on_gpu = [any(rank.kernels for rank in report.ranks) for report in (a, b)]
     is_alike = on_gpu[0] == on_gpu[1]
-    per: Per = "step" if all(rank.steps for report in (a, b) for rank in report.ranks) else "second"
+    per: Per = "capture" if _is_as_much(a, b) else "second"
+    if all(rank.steps for report in (a, b) for rank in report.ranks):
+        per = "step"
     is_open = any(map(is_waiting_unknown, (a, b)))
-    left_out = {*(_DIVIDED if is_open else [_UNDIVIDED]), *(["span"] if per == "second" else [])}
+    left_out = {*(_DIVIDED if is_open else [_UNDIVIDED]), *(["span"] if per != "step" else [])}
     classes = [(name, of) for name, of in _CLASSES if name not in left_out and (is_alike or name == "span")]
     found = TraceDiff(
         schema=4,
@@ -140,7 +142,7 @@ def _findings(diff: TraceDiff, lacks: str | None = None) -> Iterator[Finding]:
     if lacks:
         yield finding("not-measured", case="no-device-work", where=lacks)
         return
-    if diff.per == "second":
+    if diff.per != "step":
         yield finding("not-measured", case="unmarked", where=without_steps(diff))
         return
     span, *parts = diff.classes
@@ -161,8 +163,9 @@ def _findings(diff: TraceDiff, lacks: str | None = None) -> Iterator[Finding]:
     if is_alike and abs(most.change_us) < MENTION_FROM * span.a_us:
         return
     against = (each for each in parts if each.change_us * most.change_us < 0)
+    sign = "+" if most.change_us < 0 else MINUS
     offset = [
-        f"{_part_name(each)} ({format_ms(each.b_us / 1000)} instead of {format_ms(each.a_us / 1000)} ms)"
+        f"{_part_name(each)} ({sign}{format_ms(abs(each.change_us) / 1000)} ms)"
         for each in sorted(against, key=lambda each: -abs(each.change_us))
         if abs(each.change_us) >= OFFSETS * abs(most.change_us)
     ]
@@ -205,6 +208,18 @@ def _num_steps(report: TraceReport) -> int:
     return sum(len(rank.steps) for rank in report.ranks)
 
 
+def _is_as_much(a: TraceReport, b: TraceReport) -> bool:
+    """Whether as many ranks of both made as many calls of each kernel and each operator."""
+    calls = [
+        [
+            sorted((row.name, row.count) for rank in report.ranks for row in of(rank))
+            for of in (lambda rank: rank.kernels, lambda rank: rank.ops)
+        ]
+        for report in (a, b)
+    ]
+    return len(a.ranks) == len(b.ranks) and any(calls[0]) and calls[0] == calls[1]
+
+
 def _rows(rank: RankTrace, per: Per, kind: Literal["kernels", "ops"]) -> tuple[NameTotal, ...]:
     rows: tuple[NameTotal, ...] = getattr(rank.per_step if per == "step" else rank, kind)
     return rows
@@ -216,11 +231,11 @@ def _units(report: TraceReport, per: Per) -> float | None:
 
 
 def _mean(report: TraceReport, of: Callable[[Breakdown], float], per: Per) -> float:
-    """Per step, or per second, of all ranks together."""
+    """Per step, per rank's trace, or per second, of all ranks together."""
     seconds = max(sum(rank.total.span_us for rank in report.ranks) / SECOND_US, 1 / SECOND_US)
-    return sum(
-        of(each) for rank in report.ranks for each in (rank.steps if per == "step" else (rank.total,))
-    ) / (_units(report, per) or seconds)
+    units = {"step": _num_steps(report), "capture": len(report.ranks), "second": seconds}
+    parts = (of(each) for rank in report.ranks for each in (rank.steps if per == "step" else (rank.total,)))
+    return sum(parts) / (units[per] or 1)
 
 
 def _changes(
@@ -269,7 +284,7 @@ def _has_shapes(report: TraceReport) -> bool:
 
 
 def _by_shape(report: TraceReport, per: Per) -> Totals[str]:
-    rows = report.shapes if per == "second" or report.shapes_in_steps is None else report.shapes_in_steps
+    rows = report.shapes if per != "step" or report.shapes_in_steps is None else report.shapes_in_steps
     return _sums((_name(row), row.device_us, row.count) for row in rows or ())
 
 
@@ -308,7 +323,7 @@ def operator_changes(a: TraceReport, b: TraceReport, per: Per) -> tuple[Operator
 
 
 def _tree(report: TraceReport, per: Per) -> Totals[Path] | None:
-    is_whole = per == "second" or report.operators_in_steps is None
+    is_whole = per != "step" or report.operators_in_steps is None
     rows = report.operators if is_whole else report.operators_in_steps
     if rows is None:
         return None

@@ -213,7 +213,8 @@ def _per(diff: TraceDiff, a: str = "A", b: str = "B") -> str:
         return "ms per step and rank"
     where = without_steps(diff, a, b)
     unmarked = f"no steps are marked in {where} (by profiler.step())"
-    return f"{unmarked}, so ms per second of each rank's trace, and ms per call of kernels and operators"
+    unit = "in all" if diff.per == "capture" else "per second"
+    return f"{unmarked}, so ms {unit} of each rank's trace, and ms per call of kernels and operators"
 
 
 def _changes(title: str, changes: Sequence[Change]) -> Table:

@@ -161,7 +161,9 @@ def test_the_difference_of_two_captures(tmp_path: Path) -> None:
     classes = {each.name: each.change_us for each in diff.classes}
     assert (classes["span"], classes["compute"], classes["idle_host"]) == (0, 30, -30)
     assert diff.findings[0].text == "in B a step takes about as long, within 1 % (0.500 instead of 0.500 ms)"
-    assert diff.findings[1].text == "compute takes 0.130 instead of 0.100 ms of it"
+    assert diff.findings[1].text == (
+        "compute takes 0.130 instead of 0.100 ms of it, offset by waiting for the CPU (−0.030 ms)"
+    )
     assert "+30.0" in render_trace_diff(diff, 100)
     assert "exposed wait" not in render_trace_diff(diff, 100)  # neither has any
     assert "× 12" in render_trace_diff(diff_traces(a, record("c.json", 1200, 2)), 100)
@@ -212,6 +214,21 @@ def test_captures_without_steps_are_compared_by_their_time(tmp_path: Path, wordi
     mixed = diff_traces(record("marked.json", 1, True), long)
     assert mixed.per == "second"
     wording(render_trace_diff(mixed, 100).partition("\nnote: ")[0])
+
+
+def test_captures_of_as_many_calls_are_compared_as_they_are(tmp_path: Path) -> None:
+    """Compute takes as long in both; only the second waits for another 2 ms."""
+
+    def record(name: str, pause_us: int) -> TraceReport:
+        events = [launch(0, 1, 1), kernel("gemm", 5, 995, 1), launch(1000 + pause_us, 1, 2)]
+        return analyse_paths([write(tmp_path / name, [*events, kernel("gemm", 1005 + pause_us, 995, 2)])])
+
+    diff = diff_traces(record("a.json", 1000), record("b.json", 3000))
+    assert diff.per == "capture"
+    changes = {each.name: (each.a_us, each.b_us, each.change_us) for each in diff.classes}
+    assert changes["compute"] == (1990, 1990, 0)
+    assert sum(change for _, _, change in changes.values()) == 2000
+    assert "so ms in all of each rank's trace" in render_trace_diff(diff, 200)
 
 
 def test_thousands_are_separated_as_in_every_report() -> None:
@@ -418,6 +435,4 @@ def test_a_part_that_grew_in_a_step_as_long_says_what_offset_it(tmp_path: Path) 
 
     a, b = record("a.json", 200), record("b.json", 600)
     (said,) = (each.text for each in diff_traces(a, b).findings if each.level == "cause")
-    assert said == (
-        "compute takes 0.599 instead of 0.199 ms of it, offset by exposed memcpy (0.400 instead of 0.800 ms)"
-    )
+    assert said == ("compute takes 0.599 instead of 0.199 ms of it, offset by exposed memcpy (−0.400 ms)")
