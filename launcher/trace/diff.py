@@ -163,9 +163,9 @@ def _findings(diff: TraceDiff, lacks: str | None = None) -> Iterator[Finding]:
     if is_alike and abs(most.change_us) < MENTION_FROM * span.a_us:
         return
     against = (each for each in parts if each.change_us * most.change_us < 0)
-    sign = "+" if most.change_us < 0 else MINUS
+    opposite = "+" if most.change_us < 0 else MINUS
     offset = [
-        f"{_part_name(each)} ({sign}{format_ms(abs(each.change_us) / 1000)} ms)"
+        f"{_part_name(each)} ({opposite}{format_ms(abs(each.change_us) / 1000)} ms)"
         for each in sorted(against, key=lambda each: -abs(each.change_us))
         if abs(each.change_us) >= OFFSETS * abs(most.change_us)
     ]
@@ -211,10 +211,10 @@ def _num_steps(report: TraceReport) -> int:
 def _is_as_much(a: TraceReport, b: TraceReport) -> bool:
     """Whether as many ranks of both made as many calls of each kernel and each operator."""
     calls = [
-        [
-            sorted((row.name, row.count) for rank in report.ranks for row in of(rank))
-            for of in (lambda rank: rank.kernels, lambda rank: rank.ops)
-        ]
+        (
+            sorted((row.name, row.count) for rank in report.ranks for row in rank.kernels),
+            sorted((row.name, row.count) for rank in report.ranks for row in rank.ops),
+        )
         for report in (a, b)
     ]
     return len(a.ranks) == len(b.ranks) and any(calls[0]) and calls[0] == calls[1]
