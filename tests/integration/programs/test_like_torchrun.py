@@ -833,7 +833,8 @@ RECORDS = """
     import os
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    print(os.environ.get("OMP_NUM_THREADS"), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    found = os.environ.get("OMP_NUM_THREADS"), os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.write(1, b"%r " % (found,))  # print() without a buffer writes between another rank's words
 
     @record
     def main():
@@ -862,7 +863,8 @@ def test_variables_of_a_line_are_torchruns(tmp_path: Path, num: str, given: dict
     env["TMPDIR"] = str(tmp_path)
     argv = [sys.executable, "-m", "torch.distributed.run", *line]
     theirs = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
-    assert gpurun(tmp_path, "torchrun", *line, env=given).ended(0).out == theirs.stdout
+    ours = gpurun(tmp_path, "torchrun", *line, env=given).ended(0).out
+    assert ours == theirs.stdout
 
 
 def test_each_attempt_has_files_of_its_own(tmp_path: Path) -> None:
