@@ -124,25 +124,20 @@ def run_improve(
         MachineError: the machine lacks what the program needs.
         VariantError: the program fails as it is.
     """
-    spec = load_invocation(given)
-    if wrong := refusals(spec):
-        raise SpecError(*wrong)
-    record = path / IMPROVEMENT
+    spec, record = job_to_improve(given), path / IMPROVEMENT
     known = read_json(record, Improvement) if record.exists() else None
-    if known is not None and known.complete:
-        wants_more = budget_s not in (None, known.budget_s) or (numerics and not known.numerics)
-        if wants_more or allows_other_random_numbers:
-            raise SpecError(f"the search in {path} has ended: begin again without --resume for other options")
-        return known, None
-    budget_s = known.budget_s if known else budget_s or BUDGET_S
-    numerics = known.numerics if known else numerics
-    search = RemedySearch(given, spec, inspect_machine(), path, budget_s, pools, output, say)
-    found = known or Improvement(SCHEMA, search.name, budget_s, numerics=numerics)
+    if known is not None:
+        has_others = budget_s not in (None, known.budget_s) or numerics > known.numerics
+        if has_others or (known.complete and allows_other_random_numbers):
+            raise SpecError(f"the search in {path} goes on as it began: begin anew for other options")
+        if known.complete:
+            return known, None
+        budget_s, numerics = known.budget_s, known.numerics
+    search = RemedySearch(given, spec, inspect_machine(), path, budget_s or BUDGET_S, pools, output, say)
     search.allows_other_random_numbers, search.numerics = allows_other_random_numbers, numerics
     search.began_s = time.monotonic() if began_s is None else began_s
-    if known is not None:
-        search.began_s -= max(known.spent_s, *known.ends_s.values(), 0.0)
-        search.ends_s, search.changed = dict(known.ends_s), known.changed
+    found = known or Improvement(SCHEMA, search.name, search.budget_s, numerics=numerics)
+    search.resume(found)
 
     def keep(now: Improvement) -> Improvement:
         nonlocal found
@@ -161,8 +156,13 @@ def run_improve(
         raise
 
 
-def refusals(spec: JobSpec) -> list[str]:
-    """Why a job can't be improved; none where it can."""
+def job_to_improve(given: Invocation) -> JobSpec:
+    """The job of a command line.
+
+    Raises:
+        SpecError: it is wrong, or the job can't be improved from outside.
+    """
+    spec = load_invocation(given)
     lists = ", ".join(spec.compare.lists())
     is_max = spec.global_batch == "max"
     reasons = {
@@ -172,7 +172,9 @@ def refusals(spec: JobSpec) -> list[str]:
         "`gpurun improve` needs a number for `global_batch`: `max` may differ between launches": is_max,
         f"{spec.workload} is a micro-benchmark, which trains nothing": not spec.kind.is_ranked,
     }
-    return [text for text, applies in reasons.items() if applies]
+    if wrong := [text for text, applies in reasons.items() if applies]:
+        raise SpecError(*wrong)
+    return spec
 
 
 def improved(
@@ -211,21 +213,41 @@ def improved(
         raise
     tried |= trials.not_paying(best_of(to_try, tried), tried)
     start = keep(replace(start, remedies=results(rows, search, tried)))
-    launch_s = search.launch_s or launch_s
-    chosen, waiting, number = list[Candidate](), best_of(to_try, tried), 1
+    return proven(trials, start, rows, best_of(to_try, tried), tried, keep)
+
+
+def proven(
+    trials: RemedyTrials,
+    start: Improvement,
+    rows: Sequence[Candidate],
+    waiting: Sequence[Candidate],
+    tried: dict[str, RemedyResult],
+    keep: Callable[[Improvement], Improvement],
+) -> Improvement:
+    """What is kept, by launches of its own.
+
+    Args:
+        rows: all remedies, for the table.
+        waiting: those that helped in trials, the largest gain first.
+        tried: what trials say.
+    """
+    search, first = trials.search, trials.first
+    launch_s = search.launch_s or trials.launch_s
+    chosen, number = list[Candidate](), 1
     while chosen or (waiting and number <= MOST_FIRST):
-        with_start_s = launch_s + (tried[(chosen or waiting)[0].code].start_s or 0.0)
-        size = search.left_s / (with_start_s * LAUNCHES_TO_DECIDE)
-        if size < 2:
-            start = replace(start, needs_s=search.spent_s + seconds_to_compare(1, with_start_s))
+        known = [tried[row.code] for row in chosen or waiting]
+        starts_s = [each.start_s or 0.0 for each in known]
+        likely = len(chosen) or num_likely([each.percent or 0.0 for each in known])
+        room = room_for(search.left_s, launch_s, starts_s, likely)
+        if not room:
+            start = replace(start, needs_s=search.spent_s + seconds_to_compare(1, launch_s + starts_s[0]))
             break
-        if not chosen:
-            room = room_for(size, num_likely([tried[row.code].percent or 0.0 for row in waiting]))
-            chosen, waiting = waiting[:room], waiting[room:]
-        chosen = chosen[: room_for(size, len(chosen))]
+        if chosen:
+            chosen = chosen[:room]
+        else:
+            chosen, waiting = list(waiting[:room]), waiting[room:]
         has_more = len(chosen) > 1 or (bool(waiting) and number < MOST_FIRST)
-        starts_s = max(tried[row.code].start_s or 0.0 for row in chosen)
-        last = compared(search, chosen, steps, launch_s + starts_s, number, has_more)
+        last = compared(search, chosen, trials.steps, launch_s + max(starts_s[:room]), number, has_more)
         number += 1
         verdicts = judged(chosen, last, first, tried)
         kept = [row for row in chosen if verdicts[row.code].verdict == "kept"]
@@ -360,15 +382,20 @@ def seconds_of_launch(first: Stage, more_steps: int) -> float:
     return max(1.0, MARGIN * (min(first.launches_s, default=0.0) + BETWEEN_S + more_steps * step_s))
 
 
-def room_for(size: float, likely: int) -> int:
-    """How many remedies are compared: all of them, the program as it is, and all without each.
+def room_for(left_s: float, launch_s: float, starts_s: Sequence[float], likely: int) -> int:
+    """How many remedies can be compared: all of them, the program as it is, and all without each.
 
     Args:
-        size: how many sets can be compared in the time that is left.
+        left_s: the time that is left.
+        launch_s: of a launch.
+        starts_s: what each remedy adds to that, the first to be compared first.
         likely: remedies for which no time is left in case that they drop out.
     """
-    room = max(math.floor(SHARE_OF_FIRST * size) - 2, min(likely, math.floor(size) - 2))
-    return max(1, min(MOST_TOGETHER, room))
+    for num in range(min(MOST_TOGETHER, len(starts_s)), 0, -1):
+        share = 1.0 if num <= max(1, likely) else SHARE_OF_FIRST
+        if seconds_to_compare(num, launch_s + max(starts_s[:num])) <= share * left_s:
+            return num
+    return 0
 
 
 def compared(

@@ -36,6 +36,7 @@ from gpurun.launcher.run.open import (
     run_to_resume,
 )
 from gpurun.launcher.rundir.files import RunDir, read_json
+from gpurun.launcher.rundir.improvement import Improvement
 from gpurun.launcher.rundir.records import MEASURED, Observed, elapsed_s
 
 Set = tuple[Candidate, ...]
@@ -138,6 +139,11 @@ class RemedySearch:
     """The seconds that the longest launch of the first stage took."""
     interrupted: Stage | None = None
     """The stage that Ctrl-C has ended, with what is known of it."""
+
+    def resume(self, known: Improvement) -> None:
+        """Goes on where a search was interrupted, whose time has stood still since."""
+        self.began_s -= max(known.spent_s, *known.ends_s.values(), 0.0)
+        self.ends_s, self.changed = dict(known.ends_s), known.changed
 
     def stage(self, name: str, sets: Sequence[Set], *overrides: str, seeds_steps: bool = False) -> Stage:
         """Measures these sets of remedies, or what is missing of that; the first one is the baseline.

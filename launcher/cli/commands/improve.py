@@ -86,14 +86,7 @@ def improve(
 
     began_s = time.monotonic()
     quit_on_interrupt()
-    if resume is not None and (words or module is not None):
-        raise SpecError("--resume goes on with the program of that search: leave it and its arguments out")
-    if module is not None and words[:1] and words[0].endswith(".py"):
-        raise SpecError(f"give {words[0]} or -m {module}, not both; a module's arguments follow --")
-    if resume is None and module is None and not words:
-        raise SpecError(
-            "missing argument SCRIPT.py or JOB.yaml; or run a module: gpurun improve -m package.train"
-        )
+    check_words(words, module, resume)
     if resume is None:
         check_writable(out or Path("runs"))
     given = given_by(words, module, devices, overrides, resume)
@@ -115,6 +108,18 @@ def improve(
         written = replace(found, written=True)
         write_json(path / IMPROVEMENT, written)
         click.echo(f"next: {dict(answer(written, str(path)))['Next']}", err=True)
+
+
+def check_words(words: tuple[str, ...], module: str | None, resume: Path | None) -> None:
+    """Raises SpecError unless they name exactly one program or search."""
+    if resume is not None and (words or module is not None):
+        raise SpecError("--resume goes on with the program of that search: leave it and its arguments out")
+    if module is not None and words[:1] and words[0].endswith(".py"):
+        raise SpecError(f"give {words[0]} or -m {module}, not both; a module's arguments follow --")
+    if resume is None and module is None and not words:
+        raise SpecError(
+            "missing argument SCRIPT.py or JOB.yaml; or run a module: gpurun improve -m package.train"
+        )
 
 
 def given_by(
