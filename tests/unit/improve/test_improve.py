@@ -416,3 +416,14 @@ def test_a_search_that_has_ended_takes_no_other_options(tmp_path: Path) -> None:
         with ends:
             found, _ = run_improve(pools, given, None, tmp_path, Output(True, None), print, allows, numerics)
             assert found.complete
+
+
+@pytest.mark.parametrize(("budget_s", "numerics"), [(120.0, False), (None, True)])
+def test_a_search_that_is_resumed_has_the_options_that_it_began_with(
+    tmp_path: Path, budget_s: float | None, numerics: bool
+) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    write_json(tmp_path / "improve.json", Improvement(SCHEMA, "job.yaml", 60.0))
+    given, pools = Invocation(tmp_path / "job.yaml", ()), cast(Any, None)
+    with pytest.raises(SpecError, match="goes on as it began"):
+        run_improve(pools, given, budget_s, tmp_path, Output(True, None), print, numerics=numerics)
