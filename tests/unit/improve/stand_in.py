@@ -190,15 +190,8 @@ class StandInSearch(RemedySearch):
         return found
 
 
-def searched(
-    program: StandIn,
-    directory: Path,
-    budget_s: float = 600.0,
-    allows: bool = False,
-    numerics: bool = False,
-    keep: Callable[[Improvement], object] = lambda now: None,
-) -> Improvement:
-    """What a search finds in a directory of its own."""
+def searched(program: StandIn, directory: Path, budget_s: float = 600.0, **how: Any) -> Improvement:
+    """What a search finds in a directory of its own; `how` as `found_by` takes it."""
     (directory / "train.py").write_text(FILE)
     steps = SimpleNamespace(warmup=3)
     spec = SimpleNamespace(
@@ -206,7 +199,7 @@ def searched(
         kind=PROGRAM,
     )  # fmt: skip
     given = Invocation(directory / "job.yaml", ())
-    return found_by(program, directory, spec, given, budget_s, allows, numerics, keep)
+    return found_by(program, directory, spec, given, budget_s, **how)
 
 
 def searched_job(program: StandIn, directory: Path, *overrides: str, numerics: bool = False) -> Improvement:
