@@ -11,10 +11,11 @@ from statistics import fmean, median
 from typing import Any, TypeVar
 
 from gpurun.launcher.findings.finding import Finding, finding, noticed, ranked, with_figures
-from gpurun.launcher.findings.trace_cases import BY_SHARES, IN_STEP, OF_STEP
+from gpurun.launcher.findings.trace_cases import BY_SHARES, IN_STEP, NOT_RECORDED, OF_STEP
 from gpurun.launcher.trace.causes import (
     EVENTS_LEFT_OUT,
     EVERY_RANK,
+    IN_STACKS,
     MENTION_FROM,
     MOST,
     OF_DEVICE,
@@ -83,7 +84,7 @@ def explain(
     if not outlying or "num_cut" in first.figures:
         return (first, *more)
     more_ms = {f"step {each.step}": each.more_us / 1000 for each in outlying}
-    steps = (_noticed_step(each, len(report.ranks), cpu.get((each.rank, each.step))) for each in outlying)
+    steps = (_noticed_step(each, report, cpu.get((each.rank, each.step))) for each in outlying)
     return (with_figures(first, outlying_ms=more_ms), *more, *steps)
 
 
@@ -203,8 +204,11 @@ def _outlying(
             ]
     cause_us, cause, of_rank = max(grown, key=lambda each: each[0])
     if cause == "host":  # in other sentences, too, it stands for all that launches are waited for
-        steps = next(rank.steps for rank in ranks if rank.rank == of_rank)
-        waited_us = {step.step: step.idle_by_cause_us.of_launches for step in steps}
+        found = next(rank for rank in ranks if rank.rank == of_rank)
+        waited_us = {
+            step.step: _outside_us(step) if _is_on_cpu(found) else step.idle_by_cause_us.of_launches
+            for step in found.steps
+        }
         cause_us = waited_us[number] - fmean(waited_us[each] for each in usual if each in waited_us)
     return OutlyingStep(number, span_us, more_us, of_rank, cause, cause_us)
 
@@ -242,7 +246,7 @@ def of_usual_steps(report: TraceReport) -> TraceReport:
     return replace(report, ranks=tuple(ranks), collectives=tuple(filter(is_usual, report.collectives)))
 
 
-def _noticed_step(each: OutlyingStep, num_ranks: int, cpu: CpuFacts | None) -> Finding:
+def _noticed_step(each: OutlyingStep, report: TraceReport, cpu: CpuFacts | None) -> Finding:
     """The outlying step, and what is in it."""
     is_known = each.cause in IN_STEP and each.cause_us >= MOST * each.more_us
     calls = {"launching": cpu.launches_in, "other": cpu.blocked_in} if cpu else {}
@@ -253,11 +257,21 @@ def _noticed_step(each: OutlyingStep, num_ranks: int, cpu: CpuFacts | None) -> F
         left_out="causes",
         step_ms=each.span_us / 1000,
         usual_ms=(each.span_us - each.more_us) / 1000,
-        spent=IN_STEP[each.cause] if is_known else None,
+        spent=_spent(each, report) if is_known else None,
         call=calls.get(each.cause) if is_known else None,
         more_ms=each.cause_us / 1000,
-        who=f"rank {each.rank}" if num_ranks > 1 else None,
+        who=f"rank {each.rank}" if len(report.ranks) > 1 else None,
     )
+
+
+def _spent(each: OutlyingStep, report: TraceReport) -> str:
+    """What the outlying step does longer, as far as the traces tell it apart."""
+    if each.cause == "transfer" and is_waiting_unknown(report):
+        return NOT_RECORDED["untraced"]
+    if each.cause == "host" and any(rank.rank == each.rank and _is_on_cpu(rank) for rank in report.ranks):
+        part = _host_part(report, on_cpu=True)
+        return NOT_RECORDED[part if part in ("unseen", "unread") else IN_STACKS]
+    return IN_STEP[each.cause]
 
 
 def capture_text(report: TraceReport) -> str:
@@ -372,8 +386,8 @@ def _rank_time(rank: RankTrace, mean: Breakdown, parts: _Parts, wait_us: float) 
         parts.transfer: mean.exposed_transfer_us,
         "other_steps": mean.other_steps_us,
     }
-    if parts.host == "outside":  # calls that issue collectives are operators, too
-        lost_us["outside"] = max(0.0, idle.of_launches - mean.host_while_idle_us.op)
+    if parts.host == "outside":
+        lost_us["outside"] = _outside_us(mean)
     if parts.host == "python":  # what is more than its operators take; it was blocked for more than all of it
         lost_us["python"] = min(idle.host, max(0.0, worked_us - mean.compute_us))
         lost_us["blocked"] = max(0.0, idle.host - worked_us - queue_us)
@@ -385,6 +399,11 @@ def _rank_time(rank: RankTrace, mean: Breakdown, parts: _Parts, wait_us: float) 
         wait_ns=1000 * (min(mean.exposed_wait_us, wait_us) + idle.comm_wait),
         samples=rank.facts.samples if rank.facts else None,
     )
+
+
+def _outside_us(stretch: Breakdown) -> float:
+    """Idle time of a CPU outside of operators; calls that issue collectives are operators, too."""
+    return max(0.0, stretch.idle_by_cause_us.of_launches - stretch.host_while_idle_us.op)
 
 
 def _waits_us(report: TraceReport) -> dict[int, float]:

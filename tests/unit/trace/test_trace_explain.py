@@ -16,7 +16,7 @@ from gpurun.launcher.trace.explain import (
     trace_causes,
 )
 from gpurun.launcher.trace.model import Saving
-from tests.unit.trace.several_ranks.generated_job import Job
+from tests.unit.trace.several_ranks.generated_job import RING, Job
 from tests.unit.trace.several_ranks.test_trace_groups import grouped
 from tests.unit.trace.trace_files import H100, REAL, Event, kernel, launch, rank_info, span, step, write
 from tests.wording import Wording
@@ -84,6 +84,39 @@ def test_steps_are_left_out_only_where_they_stand_apart(tmp_path: Path, copies_u
     (cause,) = (each for each in report.findings if each.level == "cause")
     copying_us = sum(copies_us.get(number, 10) for number in range(8))
     assert cause.figures["lost_ms"] == pytest.approx((90 + copying_us / 8) / 1000)
+
+
+def outlying_text(path: Path) -> str:
+    (noted,) = (
+        each.text for each in analyse_paths([path]).findings if each.figures.get("case") == "outlying-step"
+    )
+    return noted
+
+
+def test_an_outlying_step_of_a_cpu_waits_for_no_launches(tmp_path: Path) -> None:
+    events: list[Event] = []
+    begin = 0
+    for number in range(8):
+        length = 1600 if number == 3 else 700
+        events += [span("cpu_op", "aten::mm", begin, 600), step(number, begin, length)]
+        begin += length
+    text = outlying_text(write(tmp_path / "rank0.json", events))
+    assert "step 3 takes 1.60 instead of 0.700 ms, 0.900 ms more outside of operators;" in text
+
+
+def test_communication_of_an_outlying_step_is_no_transfer_where_ranks_are_missing(tmp_path: Path) -> None:
+    """The rank that it waits for may be missing."""
+    events: list[Event] = []
+    begin = 0
+    group = {"Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Group size": 2}
+    for number in range(8):
+        length = 1000 if number == 3 else 100
+        events += [launch(begin, 1, 2 * number + 1), kernel("k", begin + 2, 600, 2 * number + 1)]
+        events += [launch(begin + 3, 1, 2 * number + 2), step(number, begin, 602 + length)]
+        events.append(kernel(RING, begin + 602, length, 2 * number + 2, **group))
+        begin += 602 + length
+    text = outlying_text(write(tmp_path / "rank0.json", events, **rank_info(0, 2)))
+    assert "0.900 ms more in communication or waiting for it;" in text
 
 
 def test_real_steps_that_stand_apart_are_left_out() -> None:
