@@ -149,10 +149,10 @@ def tasks_of(
         starved: when a GPU waits for a launch.
         steps: the steps of the host.
     """
-    window = task_window(trace, steps)
+    window, marks = task_window(trace, steps), sorted(step.end_ns for step in steps)
     if len(trace.gpu):
-        return _Builder(trace, work, once, starved, window).build()
-    return cpu_tasks(trace, once, window)
+        return _Builder(trace, work, once, starved, window, marks).build()
+    return _CpuBuilder(trace, once, window, marks).build()
 
 
 def task_window(trace: Trace, steps: Sequence[HostStep]) -> tuple[int, int]:
@@ -165,19 +165,16 @@ def task_window(trace: Trace, steps: Sequence[HostStep]) -> tuple[int, int]:
     return first, max((int(each.end.max()) for each in columns), default=first)
 
 
-def cpu_tasks(trace: Trace, once: Intervals, window: tuple[int, int]) -> Tasks:
+class _CpuBuilder:
     """The tasks of a trace without GPU work in `window`, in ns since its base.
 
     They are its operators, and the collectives on threads of their own. The trace doesn't say what the
     program waits for. While it waits, no operator runs: a gap between operators in which a collective ends
     was spent waiting for it.
     """
-    return _CpuBuilder(trace, once, window).build()
 
-
-class _CpuBuilder:
-    def __init__(self, trace: Trace, once: Intervals, window: tuple[int, int]) -> None:
-        self.window = window
+    def __init__(self, trace: Trace, once: Intervals, window: tuple[int, int], marks: Sequence[int]) -> None:
+        self.window, self.marks = window, marks
         self.tasks = TaskList()
         self.last: dict[int, tuple[int, int]] = {}
         """When a thread's last collective ended, and in which task, by thread."""
@@ -205,8 +202,8 @@ class _CpuBuilder:
             waits[begin].append(i)
         before, since = self.tasks.add(first, StepPart.BEFORE), first
         departures: dict[int, int] = {}
-        # The host's own tasks end where it issues a collective, begins to wait for some, or is done.
-        for point in sorted({first, last, *by_issue, *waits}):
+        # The host's own tasks end where it issues a collective, begins to wait for some, or ends a step.
+        for point in sorted({first, last, *self.marks, *by_issue, *waits}):
             until = self.tasks.add(max(point, since), StepPart.HOST, [before])
             self._spent(until, since, point)
             before, since = until, max(point, since)
@@ -327,6 +324,8 @@ class _Builder:
     once: Intervals
     starved: Intervals
     window: tuple[int, int]
+    marks: Sequence[int]
+    """When the host ends each step, in order: no task of its own reaches into two."""
     tasks: TaskList = field(default_factory=TaskList)
     of_work: dict[int, int] = field(default_factory=dict)
     """The task in which each piece of work ends."""
@@ -386,10 +385,7 @@ class _Builder:
         self._gpu(launch_tasks)
         self._blocking(called, order)
         tail = max([last, *(call.end for call in self.calls)])
-        before = self.calls[order[-1]].end if order else first
-        self.spans.append(
-            (self.tasks.add(tail, StepPart.HOST, [called[order[-1]]] if order else []), before, tail)
-        )
+        self._own([called[i] for i in order[-1:]], self.calls[order[-1]].end if order else first, tail)
         self._spent()
         return self.tasks.done(self.trace.gpu_names, first)
 
@@ -411,8 +407,7 @@ class _Builder:
                 place -= 1  # calls without length, this one among them
             before = by_end[place] if place >= 0 else None
             since = first if before is None else self.calls[before].end
-            until = self.tasks.add(call.start, StepPart.HOST, [begin if before is None else called[before]])
-            self.spans.append((until, since, call.start))
+            until = self._own([begin if before is None else called[before]], since, call.start)
             called[i] = self.tasks.add(call.end, StepPart.HOST, [until])
             self.spans.append((called[i], call.start, call.end))
             if call.work:
@@ -421,6 +416,15 @@ class _Builder:
                 self.spans.append((launched, call.start, done))
                 begun[i] = self.tasks.add(done + latency, StepPart.LATENCY, [launched])
         return begun, called, sorted(called, key=lambda i: self.calls[i].end)
+
+    def _own(self, after: list[int], since: int, until: int) -> int:
+        """The last of the host's tasks from `since` to `until`, which come after those in `after`."""
+        inside = self.marks[bisect_right(self.marks, since) : bisect_left(self.marks, until)]
+        for end in (*inside, until):
+            after = [self.tasks.add(end, StepPart.HOST, after)]
+            self.spans.append((after[0], since, end))
+            since = end
+        return after[0]
 
     def _least_latency(self) -> int:
         delays = [self.starts[i] - self.done_at[i] for i in self.chosen]

@@ -93,15 +93,37 @@ def outlying_text(path: Path) -> str:
     return noted
 
 
+def late_step(number: int, begin: int, pause_us: int, on_gpu: bool) -> list[Event]:
+    """A step of 600 µs of work, and a pause that the CPU makes after it."""
+    if not on_gpu:
+        return [span("cpu_op", "aten::mm", begin, 600), step(number, begin, 600 + pause_us)]
+    work = [launch(begin + 5, 1, number + 1), kernel("k", begin + 7, 593, number + 1)]
+    return [*work, step(number, begin, 600 + pause_us)]
+
+
 def test_an_outlying_step_of_a_cpu_waits_for_no_launches(tmp_path: Path) -> None:
     events: list[Event] = []
-    begin = 0
     for number in range(8):
-        length = 1600 if number == 3 else 700
-        events += [span("cpu_op", "aten::mm", begin, 600), step(number, begin, length)]
-        begin += length
+        begin = 700 * number + (900 if number > 3 else 0)
+        events += late_step(number, begin, 1000 if number == 3 else 100, on_gpu=False)
     text = outlying_text(write(tmp_path / "rank0.json", events))
     assert "step 3 takes 1.60 instead of 0.700 ms, 0.900 ms more outside of operators;" in text
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+@pytest.mark.parametrize("late", [3, 6])
+def test_a_pause_at_the_end_of_an_outlying_step_is_none_of_the_next(
+    tmp_path: Path, late: int, on_gpu: bool
+) -> None:
+    """What usual steps save is what they lose, though the program does nothing until the next step."""
+    events: list[Event] = []
+    for number in range(8):
+        begin = 700 * number + (900 if number > late else 0)
+        events += late_step(number, begin, 1000 if number == late else 100, on_gpu)
+    report = analyse_paths([write(tmp_path / "rank0.json", events)])
+    (cause,) = (each for each in report.findings if each.level == "cause")
+    saved_us = {each.part: each.saved_us for each in report.savings}["host"]
+    assert saved_us == pytest.approx(1000 * cause.figures["lost_ms"], abs=1)
 
 
 def test_communication_of_an_outlying_step_is_no_transfer_where_ranks_are_missing(tmp_path: Path) -> None:
