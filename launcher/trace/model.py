@@ -402,6 +402,11 @@ class CpuFacts:
     has_stacks: bool = False
     """Whether Python's functions were recorded, which takes its time."""
 
+    @property
+    def of_job(self) -> CpuFacts:
+        """What holds of every step: nothing of what the CPU is in."""
+        return CpuFacts(remedies=self.remedies, has_stacks=self.has_stacks)
+
     def common(self, other: CpuFacts) -> CpuFacts:
         """What holds of both, which are other steps of one trace."""
         return replace(

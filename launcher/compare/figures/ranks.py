@@ -227,8 +227,7 @@ def _cpu_of(ranks: Sequence["RankTrace"], cpu: Mapping[int, CpuFacts]) -> dict[i
     found = dict(cpu)
     for rank in ranks:
         if rank.devices and rank.rank in cpu:
-            facts = replace(cpu[rank.rank], functions={}, blocked_in=None, computes_in=None)
-            found |= {number: facts for number, _ in _replicas(ranks)}
+            found |= {number: cpu[rank.rank].of_job for number, _ in _replicas(ranks)}
     return found
 
 

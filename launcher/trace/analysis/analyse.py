@@ -106,9 +106,9 @@ class Analysis:
     def cpu_in(self, steps: Set[int]) -> dict[int, CpuFacts]:
         """What holds of each rank's CPU in every one of these steps."""
         return {
-            rank: replace(digest.cpu, functions={}, blocked_in=None, computes_in=None)
-            if not steps <= digest.step_cpu.keys()
-            else reduce(CpuFacts.common, (digest.step_cpu[step] for step in steps))
+            rank: reduce(CpuFacts.common, (digest.step_cpu[step] for step in steps))
+            if steps and steps <= digest.step_cpu.keys()
+            else digest.cpu.of_job
             for rank, digest in self.ranked.digests
         }
 

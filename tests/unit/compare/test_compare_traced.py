@@ -192,6 +192,16 @@ def test_a_broken_trace_is_a_warning_and_costs_only_itself(run: RunDir) -> None:
     assert "rank0.pt.trace.json.gz" in traced.notes[0].text
 
 
+def test_ranks_whose_traces_have_no_step_in_common_have_no_mean(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    record(run, 0, {1: 50})
+    record(run, 1, {2: 50})
+    traced = read_traced(run, "v")
+    assert traced is not None
+    assert (traced.steps, traced.ranks) == ((), {})
+    assert not any(facts.functions for facts in traced.cpu.values())
+
+
 def test_no_trace_no_figures(tmp_path: Path) -> None:
     assert read_traced(RunDir(tmp_path), "v") is None
 
