@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, Literal
 
 from gpurun.launcher.findings.finding import Finding, finding
@@ -212,16 +213,14 @@ def with_cpu(cause: Cause, rank: CpuFacts, ranks: Sequence[CpuFacts]) -> Cause:
         ranks: those of all ranks.
     """
     is_every = cause.figures.get("who") == EVERY_RANK
-    functions = {
-        each.functions.get(_FUNCTIONS.get(cause.part, "")) for each in (ranks if is_every else (rank,))
-    }
-    figures = {**cause.figures, "function": functions.pop() if len(functions) == 1 else None}
+    shown = reduce(CpuFacts.common, ranks) if is_every else rank
+    figures = {**cause.figures, "function": shown.functions.get(_FUNCTIONS.get(cause.part, ""))}
     if cause.part == "outside" and rank.has_stacks:
         figures["case"] = IN_STACKS
     if cause.part == "host" and not is_every:
         figures["operator"] = rank.computes_in
-    if cause.part == "gaps" and rank.blocked_in:
-        figures |= {"case": "waiting", "call": rank.blocked_in}
+    if cause.part == "gaps" and shown.blocked_in:
+        figures |= {"case": "waiting", "call": shown.blocked_in}
     return replace(cause, figures=figures)
 
 
@@ -340,7 +339,7 @@ def of_all_ranks(cause: Cause, measured: MeasuredRanks) -> Cause:
     lost_ns = _lost_ns(least, cause.part)
     if not is_shown or not measured.is_whole or lost_ns < MENTION_FROM * least.span_ns:
         return cause
-    of_one = ("operator", "function", "latency_ms")
+    of_one = ("operator", "function", "call", "latency_ms")
     figures = {name: value for name, value in cause.figures.items() if name not in of_one}
     if measured.last and cause.part in ("input", *OF_HOST):
         figures |= _last_figures(measured.last)

@@ -408,7 +408,7 @@ class CpuFacts:
         return CpuFacts(remedies=self.remedies, has_stacks=self.has_stacks)
 
     def common(self, other: CpuFacts) -> CpuFacts:
-        """What holds of both, which are other steps of one trace."""
+        """What holds of both."""
         return replace(
             self,
             functions=dict(sorted(self.functions.items() & other.functions.items())),

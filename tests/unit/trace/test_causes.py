@@ -20,9 +20,10 @@ from gpurun.launcher.trace.causes import (
     grown,
     most_lost,
     of_all_ranks,
+    with_cpu,
     with_savings,
 )
-from gpurun.launcher.trace.model import Saving, StragglerReport
+from gpurun.launcher.trace.model import CpuFacts, Saving, StragglerReport
 
 TIMES = st.integers(0, 10**9)
 OWN: tuple[Part, ...] = ("input", "copies", "host", "transfer", "gaps", "blocked")
@@ -53,6 +54,27 @@ def test_no_cause_is_larger_than_its_step(found: tuple[RankTime, ...], has_last:
     first = most_lost(sizes)
     assert first is not None
     assert cause_finding(first, where="ddp 4/4").text.startswith("in ddp 4/4 ")
+
+
+@pytest.mark.parametrize(
+    ("calls", "shown"), [(("wait", "wait"), "wait"), (("wait", "copy"), None), (("wait", None), None)]
+)
+def test_the_call_of_a_rank_is_that_of_every_rank_only_where_all_are_in_it(
+    calls: tuple[str | None, ...], shown: str | None
+) -> None:
+    facts = [CpuFacts(blocked_in=call) for call in calls]
+    gaps = Cause("gaps", (0, 1), 30.0, 100.0, {"who": "every rank", "case": "gaps"})
+    assert with_cpu(gaps, facts[0], facts).figures.get("call") == shown
+    alone = replace(gaps, ranks=(0,), figures={"who": "rank 0"})
+    assert with_cpu(alone, facts[0], facts).figures["call"] == "wait"
+
+
+def test_the_call_in_which_one_rank_copies_is_not_that_of_all() -> None:
+    ranks = tuple(RankTime(rank, 100.0, {"host": 40.0 - 10 * rank}) for rank in (0, 1))
+    figures = {"who": "rank 0", "without_on": "all ranks", "call": "cudaMemcpyAsync"}
+    cause = Cause("host", (0,), 40.0, 100.0, figures, replayed_ns=90.0)
+    found = of_all_ranks(cause, MeasuredRanks(ranks, 0, is_whole=True))
+    assert (found.figures["who"], found.figures.get("call")) == ("every rank", None)
 
 
 @pytest.mark.parametrize("last", [None, StragglerReport(0, 3, 3, 1.0)], ids=["by work", "by collectives"])
