@@ -19,6 +19,7 @@ from gpurun.launcher.report.markdown import lines_after
 from gpurun.launcher.report.metrics import PARTS, PHASES, answer_figures, described, figures_of, timed_parts
 from gpurun.launcher.report.terminal.improve import answer
 from gpurun.launcher.report.terminal.table import KNEE, NO_KNEE, curve_tables
+from gpurun.launcher.rundir.improvement import Improvement
 from gpurun.launcher.rundir.paths import SELFTEST, bytes_below, is_name
 from gpurun.launcher.rundir.records import MEASURED
 from gpurun.launcher.rundir.store import source_of
@@ -102,32 +103,29 @@ def past_runs(directories: Iterable[Path]) -> list[PastRun]:
     `gpurun improve` are one.
     """
     found = {listed.path: (place, listed) for place in directories for listed in find_all(place.resolve())}
-    runs, searches = list[PastRun](), dict[Path, list[tuple[Path, Listed]]]()
+    runs, searches = list[PastRun](), dict[Path, tuple[Improvement, list[tuple[Path, Listed]]]]()
     for place, listed in found.values():
         if listed.kind != "gpurun" or (listed.path.parent / SELFTEST).exists():
             continue
-        if read_improvement(listed) is not None:
-            searches.setdefault(listed.path.parent, []).append((place, listed))
+        if (search := read_improvement(listed)) is not None:
+            searches.setdefault(listed.path.parent, (search, []))[1].append((place, listed))
         else:
             runs.append(_past(place, listed))
-    runs += [_past_search(stages) for stages in searches.values()]
+    runs += [_past_search(*search) for search in searches.values()]
     return sorted(runs, key=lambda run: run.changed_s, reverse=True)
 
 
-def _past_search(stages: Sequence[tuple[Path, Listed]]) -> PastRun:
+def _past_search(found: Improvement, stages: Sequence[tuple[Path, Listed]]) -> PastRun:
     """A search of `gpurun improve`, with its answer."""
-    newest = max(stages, key=lambda stage: changed_s(stage[1]))
-    place, listed = newest
-    run, search = _past(place, listed), listed.path.parent
-    found = read_improvement(listed)
-    assert found is not None
+    place, listed = max(stages, key=lambda stage: changed_s(stage[1]))
+    run = _past(place, listed)
     name = str(source_of(place / Path(listed.name).parent))
     return replace(
         run,
         run=name,
         job=found.name,
         status="done" if found.complete else "running" if run.status == "running" else "stopped",
-        num_bytes=bytes_below(search),
+        num_bytes=bytes_below(listed.path.parent),
         headline=answer(found, shlex.quote(name))[0][1],
     )
 
