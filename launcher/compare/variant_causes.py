@@ -71,7 +71,7 @@ def _rank_time(rank: RankFigures, on_host: Part, is_whole: bool) -> RankTime:
     span_ms = rank.span_ms or 0.0
     idle_ms = {part: getattr(rank, f"{part}_ms") or 0.0 for part in IDLE_PARTS}
     lost_ms: dict[Part, float] = {
-        **{on_host if part == "host" else part: ms for part, ms in idle_ms.items()},
+        **{part: ms for part, ms in idle_ms.items() if part != "host"},
         on_host: python_ms(rank),
         "copies": rank.exposed_memcpy_ms or 0.0,
         "other_steps": rank.other_steps_ms or 0.0,
