@@ -60,7 +60,7 @@ class RankFiles:
                 os.makedirs(base, exist_ok=True)
                 run_id = env["TORCHELASTIC_RUN_ID"]
                 self._place = Path(tempfile.mkdtemp(prefix=f"{run_id}_", dir=base))
-            place = _rank_directory(self._place, env)
+            place = self._rank_directory(self._place, env)
             shutil.rmtree(place, ignore_errors=True)
             place.mkdir(parents=True)
         except OSError as error:
@@ -71,18 +71,19 @@ class RankFiles:
         """The variable that names the file of torch's `record`, for a rank for which `of` was called."""
         if self._place is None or not self.directory:
             return {}
-        return {ERROR_FILE: str(_rank_directory(self._place, env) / "error.json")}
+        return {ERROR_FILE: str(self._rank_directory(self._place, env) / "error.json")}
 
     def shown(self, env: Mapping[str, str]) -> Iterator[tuple[Path, bool]]:
         """The shown files of a rank for which `of` was called, each with whether it is stdout."""
         if self._place is not None:
             for bit, name in _STREAMS.items():
                 if _bits(self.tee, env) & bit:
-                    yield _rank_directory(self._place, env) / f"{name}.log", bit == STDOUT
+                    yield self._rank_directory(self._place, env) / f"{name}.log", bit == STDOUT
 
-
-def _rank_directory(place: Path, env: Mapping[str, str]) -> Path:
-    return place / f"attempt_{env['TORCHELASTIC_RESTART_COUNT']}" / env["LOCAL_RANK"]
+    def _rank_directory(self, place: Path, env: Mapping[str, str]) -> Path:
+        """Next to the logs, which nodes may share, it has the rank's own number."""
+        number = env["LOCAL_RANK" if self.directory else "RANK"]
+        return place / f"attempt_{env['TORCHELASTIC_RESTART_COUNT']}" / number
 
 
 def _bits(which: Mapping[int, int] | int, env: Mapping[str, str]) -> int:

@@ -37,6 +37,7 @@ from gpurun.launcher.rundir.files import (
     read_json,
 )
 from gpurun.launcher.rundir.paths import rank_files
+from gpurun.launcher.rundir.rank_files import RankFiles
 from gpurun.launcher.tensorboard_plugin.html import write_html
 from gpurun.launcher.trace.analysis.analyse import analyse
 from gpurun.launcher.trace.analysis.discover import FoundTraces, find_traces
@@ -367,13 +368,16 @@ def test_a_log_of_no_rank_is_none(run: RunDir) -> None:
 
 
 def test_streams_that_torchrun_would_have_in_files_are_read_after_the_log(run: RunDir) -> None:
+    """Of two nodes with a rank each, which share the directory."""
     log = next((run.path / "launches").iterdir()) / "log"
     for rank, text in enumerate(("zero", "one")):
-        place = log / "t_ab" / "attempt_0" / str(rank)
-        place.mkdir(parents=True)
-        (log / f"rank{rank}.log").touch()
-        (place / "stderr.log").write_text(f"{text}\n")
-    assert list(all_lines(run, 1, log.parent.name, colour=False)) == ["[rank 1] one"]
+        env = {"RANK": str(rank), "LOCAL_RANK": "0", "TORCHELASTIC_RESTART_COUNT": "0"}
+        own = str(log / f"rank{rank}.log")
+        files = RankFiles("", redirects=2, tee=0).of({**env, "TORCHELASTIC_RUN_ID": "t"}, own)
+        Path(own).touch()
+        Path(files["stderr"]).write_text(f"{text}\n")
+    found = {rank: list(all_lines(run, rank, log.parent.name, colour=False)) for rank in range(2)}
+    assert found == {0: ["[rank 0] zero"], 1: ["[rank 1] one"]}
 
 
 @pytest.mark.parametrize("rotated", [False, True])
