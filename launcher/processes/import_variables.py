@@ -30,8 +30,11 @@ IMPORT_TORCH = ("torch", "lightning", "pytorch_lightning", "accelerate", "timm",
 MOST_FILES = 100
 """Files of a program that are looked at."""
 _ENVIRON = ("os.environ", "environ")
-_SETTERS = ("setdefault", "update", "pop", "clear", "__setitem__")
-_FUNCTIONS = ("os.putenv", "os.unsetenv", "putenv", "unsetenv", "load_dotenv", "dotenv.load_dotenv")
+_FUNCTIONS = (
+    "os.putenv", "os.unsetenv", "putenv", "unsetenv", "load_dotenv", "dotenv.load_dotenv",
+    *(f"{place}.{name}" for place in _ENVIRON for name in ("setdefault", "pop", "clear", "__setitem__")),
+)  # fmt: skip
+"""Functions that change the variable that their first argument names."""
 
 
 def changed(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
@@ -161,31 +164,28 @@ def _imported(node: ast.Import | ast.ImportFrom, file: Path, directory: Path) ->
 
 def _may_set_variable(node: ast.AST) -> bool:
     """Whether it sets, or removes, a variable that torch's import reads, or one whose name isn't known."""
-    if isinstance(node, ast.Subscript):
-        names: list[ast.expr | None] = [node.slice]
-        is_change = isinstance(node.ctx, ast.Store | ast.Del) and _is_environ(node.value)
-    elif isinstance(node, ast.Call):
-        called = ast.unparse(node.func)
-        place, _, method = called.rpartition(".")
-        is_change = (method in _SETTERS and place in _ENVIRON) or called in _FUNCTIONS
-        names = _names_given(node, method)
-    else:
-        return False
-    return is_change and any(
+    match node:
+        case ast.Subscript(value=place, slice=name, ctx=ast.Store() | ast.Del()) if _is_environ(place):
+            names: list[ast.expr | None] = [name]
+        case ast.AugAssign(target=place, value=given) if _is_environ(place):
+            names = _keys(given)
+        case ast.Call(func=ast.Attribute(value=place, attr="update")) if _is_environ(place):
+            names = [ast.Constant(word.arg) if word.arg else None for word in node.keywords]
+            names += [name for given in node.args for name in _keys(given)]
+        case ast.Call(func=called) if ast.unparse(called) in _FUNCTIONS:
+            names = [*node.args[:1]] or [None]
+        case _:
+            return False
+    return any(
         not (isinstance(name, ast.Constant) and isinstance(name.value, str))
         or name.value.startswith(READ_AT_IMPORT)
         for name in names
     )
 
 
-def _names_given(call: ast.Call, method: str) -> list[ast.expr | None]:
-    """The names of variables that are passed; `None`: not known."""
-    if method not in ("update", "__ior__"):
-        return [*call.args[:1]] or [None]
-    names: list[ast.expr | None] = [ast.Constant(word.arg) if word.arg else None for word in call.keywords]
-    for given in call.args:
-        names += given.keys if isinstance(given, ast.Dict) else [None]
-    return names
+def _keys(given: ast.expr) -> list[ast.expr | None]:
+    """The keys of a dictionary; `None`: not known."""
+    return given.keys if isinstance(given, ast.Dict) else [None]
 
 
 def _assigned(node: ast.stmt) -> Iterator[tuple[str, str, bool]]:
