@@ -277,10 +277,11 @@ def improve(bench: Bench) -> int:
     small = () if bench.on_gpu else ("--", "--width", "32", "--layers", "4", "--batch", "16")
     program = (str(Path(__file__).with_name("slow_program.py")), "--devices", bench.device, *small)
     codes = []
-    for name, words in {"improved-program": program, "improved-job": ("convolutions.yaml",)}.items():
-        options = ("--budget", bench.pick("150s", "120s"), "--numerics", "--quiet", "--out", f"runs/{name}")
+    for name, words in {"program": program, "job": ("convolutions.yaml",)}.items():
+        place = f"runs/improve/{name}"
+        options = ("--budget", bench.pick("150s", "120s"), "--numerics", "--quiet", "--out", place)
         codes.append(bench.gpurun("improve", *options, *words))
-        for line in of_search(bench.out / "runs" / name):
+        for line in of_search(bench.out / place):
             print(FOUND + line)
     return max(codes)
 

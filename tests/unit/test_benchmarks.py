@@ -176,6 +176,15 @@ def test_a_check_for_a_gpu_that_is_run_again_replaces_its_run(
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["loop"]
 
 
+def test_searches_for_a_gpu_are_where_a_second_call_replaces_them(tmp_path: Path) -> None:
+    bench = Mock(out=tmp_path, on_gpu=False, device="cpu:1", pick=lambda _, rehearsed: rehearsed)
+    bench.gpurun.return_value = 0
+    assert gpu_checks.improve(bench) == 0
+    calls = [call.args for call in bench.gpurun.call_args_list]
+    places = [words[words.index("--out") + 1] for words in calls]
+    assert places == ["runs/improve/program", "runs/improve/job"]
+
+
 ENDS_AFTER_ITS_PARENT = """
 import os, signal, sys, time
 parent = os.getppid()
