@@ -9,6 +9,7 @@ CPU device.
 
 import argparse
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -395,7 +396,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             failed += [check.name] if code != 0 else []
     print(f"{len(wanted) - len(failed)} of {len(wanted)} checks passed; results are in {out}")
     if left:
-        print(f"to run next: python -m benchmarks.gpu {' '.join(left)}")
+        given = {name: getattr(options, name) for name in ("device", "out", "wheels")}
+        for name, value in given.items():
+            left += [f"--{name}", str(value)] if value != parser.get_default(name) else []
+        print(f"to run next: python -m benchmarks.gpu {shlex.join(left)}")
     return int(bool(failed))
 
 

@@ -150,7 +150,8 @@ def test_checks_for_a_gpu_end_with_their_limit_and_say_what_they_found(
         assert text.size == (tmp_path / "results.txt").stat().st_size > 0
     assert gpu_checks.main(["env", "--limit", "1", "--device", "cpu:1", "--out", str(tmp_path)]) == 1
     assert "env: not run after 0 s" in (tmp_path / "results.txt").read_text()
-    assert "to run next: python -m benchmarks.gpu env\n" in capsys.readouterr().out
+    again = f"to run next: python -m benchmarks.gpu env --device cpu:1 --out {tmp_path}\n"
+    assert again in capsys.readouterr().out
 
 
 def test_a_check_for_a_gpu_that_the_limit_of_all_cuts_short_is_run_once_more(
@@ -161,7 +162,7 @@ def test_a_check_for_a_gpu_that_the_limit_of_all_cuts_short_is_run_once_more(
         (tmp_path / f"logs/{name}.log").write_text("at work\n")
         monkeypatch.setattr(gpu_checks, "_run", Mock(return_value=124))
         gpu_checks.main([name, "--limit", str(limit_s), "--device", "cpu:1", "--out", str(tmp_path)])
-        assert (f"to run next: python -m benchmarks.gpu {name}\n" in capsys.readouterr().out) == is_left
+        assert (f"to run next: python -m benchmarks.gpu {name} " in capsys.readouterr().out) == is_left
 
 
 def test_a_check_for_a_gpu_that_is_run_again_replaces_its_run(
