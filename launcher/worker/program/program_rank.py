@@ -35,6 +35,7 @@ from gpurun.launcher.inspect.stacks import code_hashes, is_users
 from gpurun.launcher.machine.accelerators import CPU, accelerator_of, gpu_kinds
 from gpurun.launcher.processes.import_variables import changed, may_set, set_by
 from gpurun.launcher.rundir.files import RunDir, append_lines, keep_lines, read_json, write_json
+from gpurun.launcher.rundir.rank_files import ERROR_FILE
 from gpurun.launcher.rundir.records import (
     NO_GROUP,
     NO_STEPS,
@@ -79,7 +80,6 @@ LISTENS_S = 1.0
 """How long a server may take to accept a connection."""
 PROGRESS_PARTS = 2000
 """Progress is reported once in this part of the time so far."""
-NEXT_TIME = "the next run of this file runs it once"
 MAX_PROGRESS = 2 * PROGRESS_PARTS
 """Reports of progress in the file; of more, every second is removed."""
 
@@ -449,7 +449,7 @@ class ProgramRank:
             return -signal.SIGINT
         if self.ran_twice:
             sets = f"what is above `import torch` ran twice, since it sets {listed(self.set_before)}"
-            print_to_log(f"gpurun: {sets}; {NEXT_TIME}")
+            print_to_log(f"gpurun: {sets}{next_time(self.config)}")
         try:
             record_failure(self.run, self.config.launch, self.rank, self.config.variant, "run", error)
         except MachineError as unwritable:
@@ -517,7 +517,7 @@ class ProgramRank:
                 f"the program's own profiler slowed {num_slowed} of {steps.count} steps (not timed)"
             )
         if self.set_before:
-            twice = f", and ran what is above that twice; {NEXT_TIME}" if self.ran_twice else ""
+            twice = f", and ran what is above that twice{next_time(self.config)}" if self.ran_twice else ""
             warnings.append(
                 f"the program sets {listed(self.set_before)} before it imports torch, so each rank began "
                 f"anew with that: it started as slowly as under torchrun{twice}"
@@ -550,7 +550,7 @@ def main(
     join_launch(config, run)
     config = with_own_directory(config, run)
     # Where torch's `record` writes why a function has failed, for torchrun's own report.
-    os.environ.setdefault("TORCHELASTIC_ERROR_FILE", str(run.program_error(config.launch, rank)))
+    os.environ.setdefault(ERROR_FILE, str(run.program_error(config.launch, rank)))
     control = str(run.control(config.launch))
     if not set_before:
         imported_with = begin_with(config, argv, control)
@@ -589,13 +589,24 @@ def begin_with(config: ProgramConfig, argv: Sequence[str], control: str) -> dict
         source = Path(config.script or "").read_bytes() if config.script else b""
     except OSError:
         return None  # the program's own message says so
-    is_seeded = config.seeds_steps or config.seed is not None  # before its first line
-    if not is_seeded and (may_set(config.script, config.module) or sets_variables(name_of(config), source)):
+    if not is_seeded(config) and (
+        may_set(config.script, config.module) or sets_variables(name_of(config), source)
+    ):
         Beginning(tuple(argv), control).begin_without_torch()
     env, values = dict(os.environ), set_by(source, os.environ)
     if changed({**env, **IMPORTED_WITH}, {**env, **values}):
         Beginning(tuple(argv), control, program=name_of(config)).begin_anew(values)
     return {**env, **values} if values else None
+
+
+def is_seeded(config: ProgramConfig) -> bool:
+    """Whether random numbers are seeded before the program's first line, for which torch is imported."""
+    return config.seeds_steps or config.seed is not None
+
+
+def next_time(config: ProgramConfig) -> str:
+    """The end of the sentence that something ran twice."""
+    return "" if is_seeded(config) else "; the next run of this file runs it once"
 
 
 def join_launch(config: ProgramConfig, run: RunDir) -> None:

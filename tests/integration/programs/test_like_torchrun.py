@@ -102,6 +102,7 @@ COMPUTED = """
         optimizer.step()
     sys.exit(len(sys.argv) - 1)
 """
+BY_EXEC = "exec(\"os.environ['TORCH_LOGS'] = 'recompiles'\")"
 IN_A_MODULE = {"settings.py": "import os\nos.environ['TORCH_LOGS'] = 'recompiles'\n"}
 
 
@@ -131,9 +132,17 @@ def test_a_computed_variable_is_obeyed_and_nothing_runs_twice(
     assert "twice" not in said
 
 
+def test_a_seeded_program_begins_twice_without_a_promise(tmp_path: Path) -> None:
+    """Its random numbers are seeded before its first line, and torch is imported for that."""
+    write(tmp_path, "train.py", COMPUTED.replace("{sets}", BY_EXEC).replace("mkdir", "path.exists"))
+    write(tmp_path, "job.yaml", "script: train.py\nargs: [fail]\nseed: 3\ndevices: cpu:1\n")
+    failed = gpurun(tmp_path, "job.yaml", "--out", "run").ended(4)
+    assert "what is above `import torch` ran twice, since it sets TORCH_LOGS\n" in log(tmp_path)
+    assert "the next run" not in failed.err
+
+
 def test_what_no_text_tells_makes_only_the_first_run_begin_twice(tmp_path: Path) -> None:
-    sets = "exec(\"os.environ['TORCH_LOGS'] = 'recompiles'\")"
-    write(tmp_path, "train.py", COMPUTED.replace("{sets}", sets).replace("mkdir", "path.exists"))
+    write(tmp_path, "train.py", COMPUTED.replace("{sets}", BY_EXEC).replace("mkdir", "path.exists"))
     env = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     failed = gpurun(tmp_path, "run", "train.py", *ONE, "--", "fail", env=env).ended(4)
     begun = [line.strip() for line in log(tmp_path).splitlines()]
