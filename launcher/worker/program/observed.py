@@ -98,12 +98,11 @@ class Writes:
         elif event in _CHANGES:
             for number, base in _CHANGES[event]:
                 directory = args[base] if base is not None and base < len(args) else None
-                path = args[number]
-                if isinstance(directory, int) and directory >= 0 and not isinstance(path, int):
-                    path = os.path.join(os.readlink(f"/proc/self/fd/{directory}"), os.fsdecode(path))
-                self.add(path, must_exist=event in _REMOVES, is_new=event == "os.mkdir")
+                self.add(args[number], directory, must_exist=event in _REMOVES, is_new=event == "os.mkdir")
 
-    def add(self, name: Any, must_exist: bool = False, is_new: bool = False) -> None:
+    def add(
+        self, name: Any, directory: int | None = None, must_exist: bool = False, is_new: bool = False
+    ) -> None:
         """Notes a file unless it is one that any program may write.
 
         Raises:
@@ -113,7 +112,9 @@ class Writes:
         with suppress(Exception):
             if not self._is_active or isinstance(name, int):
                 return
-            path = os.path.abspath(os.fsdecode(name))
+            is_open = directory is not None and directory >= 0
+            place = os.readlink(f"/proc/self/fd/{directory}") if is_open else ""
+            path = os.path.abspath(os.path.join(place, os.fsdecode(name)))
             if path in self._passed or ((must_exist or is_new) and os.path.lexists(path) is is_new):
                 return
             real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))

@@ -13,6 +13,7 @@ from torch import nn
 from gpurun import Workload
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import VariantConfig
+from gpurun.launcher.worker.program.observed import Writes
 from gpurun.launcher.worker.training.observed import given_to
 from gpurun.launcher.worker.training.trainer import Trainer
 from tests.launches import launch_config
@@ -75,3 +76,9 @@ def test_averages_within_a_step_are_a_key_where_there_can_be_several(
     variant = replace(variant, accumulate=accumulate, sync_every=sync_every)
     found = dict(given_to(trainer, replace(config, variants=(variant,)), RunDir(tmp_path)))
     assert (found.get("sync_every"), found.get("accumulate")) == (expected, expected and str(accumulate))
+
+
+def test_a_directory_that_is_not_open_is_left_to_the_programs_own_error(tmp_path: Path) -> None:
+    writes = Writes(str(tmp_path), str(tmp_path / "run"))
+    writes._audit("os.mkdir", ("made", 0o777, 1 << 30))
+    assert not writes.found
