@@ -750,10 +750,10 @@ class _GpuPicture:
 
     def launches_in(self, launching: Intervals) -> str | None:
         """The call that runs for most of the idle time in which launching calls run."""
-        calls = self.trace.launches
         if not launching.length_ns:
             return None
-        name = np.bincount(calls.name, launching.inside_ns(calls.start, calls.end)).argmax()
+        calls = self.trace.launches.near(launching)
+        name = np.bincount(calls.name, launching.inside_ns(calls.start, calls.end), minlength=1).argmax()
         covered = calls.where(calls.name == name).covered.intersect(launching)
         is_most = 2 * covered.length_ns > launching.length_ns
         return str(self.trace.launch_names[name]) if is_most else None

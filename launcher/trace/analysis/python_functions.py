@@ -92,11 +92,11 @@ class LoopFunctions:
 
     def around(self, parts: Mapping[str, Intervals], window: Intervals) -> dict[str, str]:
         """The innermost function around most of each part of a window, where there is one."""
-        found = {name: self._around(part, window.subtract(part)) for name, part in parts.items()}
+        calls = self.calls.near(window)
+        found = {name: self._around(calls, part, window.subtract(part)) for name, part in parts.items()}
         return {name: function for name, function in found.items() if function is not None}
 
-    def _around(self, part: Intervals, rest: Intervals) -> str | None:
-        calls = self.calls
+    def _around(self, calls: Spans, part: Intervals, rest: Intervals) -> str | None:
         inside_ns = np.bincount(calls.name, part.inside_ns(calls.start, calls.end), len(self.names))
         best: tuple[bool, int, str] | None = None
         for name in np.flatnonzero(inside_ns >= MOST * max(part.length_ns, 1)).tolist():

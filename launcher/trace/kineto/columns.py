@@ -487,6 +487,12 @@ class Spans(Timed):
     """Index into the table of names that the owner of this column keeps."""
     thread: Int32
 
+    def near(self, window: Intervals) -> Spans:
+        """The events that reach into the time from the window's start to its end."""
+        if not len(window.starts):
+            return self.where(np.zeros(len(self), dtype=bool))
+        return self.where((self.start < window.ends[-1]) & (self.end > window.starts[0]))
+
     def where(self, chosen: NDArray[np.bool_]) -> Spans:
         """The chosen events."""
         return Spans(self.start[chosen], self.duration[chosen], self.name[chosen], self.thread[chosen])
