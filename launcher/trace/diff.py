@@ -135,7 +135,7 @@ def diff_traces(a: TraceReport, b: TraceReport) -> TraceDiff:
 
 
 def _findings(diff: TraceDiff, lacks: str | None = None) -> Iterator[Finding]:
-    """How much longer a step takes, and the part of it that changed most in that direction.
+    """How much longer a step takes, and the part that changed most: in that direction, if steps differ.
 
     `lacks`: the side whose traces lack their device's work.
     """
