@@ -1,6 +1,7 @@
 """The runs of a search for improvements: each measures sets of remedies."""
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -37,12 +38,14 @@ from gpurun.launcher.run.open import (
 )
 from gpurun.launcher.rundir.files import RunDir, read_json
 from gpurun.launcher.rundir.improvement import Improvement
-from gpurun.launcher.rundir.records import MEASURED, Observed, elapsed_s
+from gpurun.launcher.rundir.records import MEASURED, Observed, elapsed_s, stages_s
 
 Set = tuple[Candidate, ...]
 BETWEEN_S = 0.2
 """From the end of a launch to the beginning of the next."""
 _OWN_DIRECTORY = "write to $GPURUN_LAUNCH_DIR, each launch's own; `{launch_dir}` in arguments stands for it"
+LEAST_HANG_S = 30.0
+"""What compiles makes no step for so long, and more."""
 ROUNDS = 4
 """Rounds in a launch of a workload."""
 
@@ -74,11 +77,17 @@ class Stage:
         return [elapsed_s(each) for each in self.run.read_all_events().values() if each]
 
     def length_s(self, position: int) -> float | None:
-        """The median time of a set's launches, its share of those with other sets; `None`: none has begun."""
-        num = {launch.id: len(launch.variants) for launch in self.plan.launches
-               if self.ids[position] in launch.variants}  # fmt: skip
-        events = ((name.partition("~")[0], each) for name, each in self.run.read_all_events().items())
-        found = [elapsed_s(each) / num[name] for name, each in events if each and name in num]
+        """The median time of a set's launches, without that of other sets in them; `None`: none has begun."""
+        own, others = self.ids[position], {launch.id: launch.variants for launch in self.plan.launches}
+        found = [
+            sum(
+                seconds / (1 if event.variant else len(others[launch]))
+                for event, seconds in stages_s(events)
+                if event.variant in (own, None)
+            )
+            for name, events in self.run.read_all_events().items()
+            if events and own in others[launch := name.partition("~")[0]]
+        ]
         return median(found) if found else None
 
     def num_steps(self, position: int) -> int:
@@ -145,8 +154,17 @@ class RemedySearch:
         self.began_s -= max(known.spent_s, *known.ends_s.values(), 0.0)
         self.ends_s, self.changed = dict(known.ends_s), known.changed
 
-    def stage(self, name: str, sets: Sequence[Set], *overrides: str, seeds_steps: bool = False) -> Stage:
+    def stage(
+        self,
+        name: str,
+        sets: Sequence[Set],
+        *overrides: str,
+        seeds_steps: bool = False,
+        hang_s: float = math.inf,
+    ) -> Stage:
         """Measures these sets of remedies, or what is missing of that; the first one is the baseline.
+
+        A launch that makes no step for `hang_s` is given up, or for less where there is less time.
 
         Raises:
             Interrupted: by Ctrl-C.
@@ -155,7 +173,8 @@ class RemedySearch:
         """
         settings = [merged(chosen) for chosen in sets]
         # A changed call may make ranks wait for each other for ever.
-        hang = () if self.spec.hang_timeout_s or not any(settings) else (f"hang_timeout={self.hang_s:.0f}s",)
+        hang_s = min(hang_s, self.hang_s)
+        hang = () if self.spec.hang_timeout_s or not any(settings) else (f"hang_timeout={hang_s:.0f}s",)
         given = replace(self.given, overrides=(*self.given.overrides, *overrides, *hang))
         spec, path = load_invocation(given), self.path / name
         before = path if (path / "plan.json").exists() else None
@@ -242,7 +261,7 @@ class RemedySearch:
     @property
     def hang_s(self) -> float:
         """How long a launch may make no step, as when it compiles, so that time is left for others."""
-        return min(600.0, max(30.0, 3 * self.first_s, self.left_s / 4))
+        return min(600.0, max(LEAST_HANG_S, 3 * self.first_s, self.left_s / 4))
 
     @property
     def clock_s(self) -> float:

@@ -14,7 +14,7 @@ from gpurun.launcher.improve.remedies import (
     Candidate,
     Part,
 )
-from gpurun.launcher.improve.stages import RemedySearch, Set, Stage
+from gpurun.launcher.improve.stages import LEAST_HANG_S, RemedySearch, Set, Stage
 from gpurun.launcher.rundir.improvement import (
     NO_TIME,
     RemedyResult,
@@ -124,14 +124,14 @@ class RemedyTrials:
         found, late, number = dict[str, RemedyResult](), list(to_try), 0
         began_s = self.search.spent_s
         while late and (affordable := self.affordable(began_s, is_first=not number)) > 1:
-            tried = fitting(late, affordable - 1)
+            tried, hang_s = self.next_of(late, affordable - 1, found)
             if not tried:
                 break
             late = late[len(tried) :]
             self.search.say(f"2 of 3: each remedy alone, {len(tried)} of {len(to_try)}")
             few = len(to_try) <= MOST_TOGETHER and not late
             launches = affordable // (len(tried) + 1) if few else 1
-            found |= self.stage(f"2-alone{f'-{number}' if number else ''}", tried, launches)
+            found |= self.stage(f"2-alone{f'-{number}' if number else ''}", tried, launches, hang_s)
             number += 1
         if not found:
             need = budget_text(3 * self.launch_s / SHARE_OF_TRIALS)
@@ -149,6 +149,27 @@ class RemedyTrials:
             row.code: replace(result_of(row, self.search), verdict="not tried", why=NO_TIME) for row in late
         }
         return found | of_late
+
+    def next_of(
+        self, late: Sequence[Candidate], launches: int, found: Mapping[str, RemedyResult]
+    ) -> tuple[Sequence[Candidate], float]:
+        """The remedies that are tried next, and how long one of their launches may make no step.
+
+        What compiles may take as long as it leaves time to prove what others gain, so these come first.
+
+        Args:
+            late: what isn't tried yet, last what costs something at each start.
+            launches: how many there is time for.
+            found: what trials have shown.
+        """
+        tried = fitting(late, launches)
+        if plain := [row for row in tried if not row.remedy.cost]:
+            return plain, math.inf
+        launch_s = self.search.launch_s or self.launch_s
+        gains = sorted(each.percent or 0.0 for each in found.values() if each.verdict == "undecided")
+        spare_s = self.search.left_s - seconds_to_compare(max(1, num_likely(gains)), launch_s) - launch_s
+        num = min(len(tried), math.floor(spare_s / (LEAST_HANG_S + launch_s)))
+        return (tried[:num], spare_s / num - launch_s) if num > 0 else ([], 0.0)
 
     def affordable(self, began_s: float, is_first: bool) -> int:
         """How many launches of trials there is time for, and then for a proof; at first a few in any case.
@@ -175,11 +196,13 @@ class RemedyTrials:
                 return list(best[:num]), launches
         return [], 0
 
-    def stage(self, name: str, tried: Sequence[Candidate], launches: int) -> dict[str, RemedyResult]:
+    def stage(
+        self, name: str, tried: Sequence[Candidate], launches: int, hang_s: float = math.inf
+    ) -> dict[str, RemedyResult]:
         sets: list[Set] = [(), *((row,) for row in tried)]
         launches = max(1, min(MOST_TRIALS, launches))
         try:
-            stage = self.search.stage(name, sets, *self.search.size(launches, self.steps))
+            stage = self.search.stage(name, sets, *self.search.size(launches, self.steps), hang_s=hang_s)
         except Interrupted:
             if self.search.interrupted is not None:
                 self.known.update(self.measured(tried, self.search.interrupted))

@@ -86,9 +86,15 @@ class StandInStage:
     """A run of these sets."""
 
     def __init__(
-        self, search: "StandInSearch", sets: Sequence[Set], launches: int, steps: int, is_seeded: bool
+        self,
+        search: "StandInSearch",
+        sets: Sequence[Set],
+        launches: int,
+        steps: int,
+        is_seeded: bool,
+        hang_s: float,
     ) -> None:
-        self.steps = steps
+        self.steps, self.hang_s = steps, hang_s
         self.program, self.directory, self.is_seeded = search.program, search.directory, is_seeded
         self.sets = [tuple(row.code for row in chosen) for chosen in sets]
         self.rows = sets
@@ -109,6 +115,8 @@ class StandInStage:
         step_ms = StepTime(math.exp(fmean(self.logs[str(position)].values())))
         ranks = [SimpleNamespace(span_ms=100.0, input_ms=40.0, exposed_transfer_ms=5.0, exposed_wait_ms=0.0)]
         own = self.sets[position]
+        if self.length_s(position) > self.hang_s:
+            return SimpleNamespace(status="hung", reason="no step", step_ms=None)
         wall_s = 3.9 + self.steps * (self.program.ms(own) - self.program.ms(())) / 1000
         wall_s += sum(self.program.starts_s.get(code, 0.0) for code in own)
         return SimpleNamespace(
@@ -121,9 +129,8 @@ class StandInStage:
         return [3.9]
 
     def length_s(self, position: int) -> float:
-        return self.program.launch_s + sum(
-            self.program.starts_s.get(code, 0.0) for code in self.sets[position]
-        )
+        costs_s = sum(self.program.starts_s.get(code, 0.0) for code in self.sets[position])
+        return self.program.launch_s + min(costs_s, self.hang_s)
 
     def num_steps(self, position: int) -> int:
         return min(self.program.num_steps, self.steps) - 1
@@ -175,11 +182,18 @@ class StandInSearch(RemedySearch):
     program: StandIn
     directory: Path
 
-    def stage(self, name: str, sets: Sequence[Set], *overrides: str, seeds_steps: bool = False) -> Any:
+    def stage(
+        self,
+        name: str,
+        sets: Sequence[Set],
+        *overrides: str,
+        seeds_steps: bool = False,
+        hang_s: float = math.inf,
+    ) -> Any:
         words = re.findall(r"launches: (\d+), (?:limit|rounds): (\d+)", " ".join(overrides))
         launches, steps = map(int, words[0])
         assert not (self.program.keys and "limit" in " ".join(overrides)), "a workload has rounds"
-        found = StandInStage(self, sets, launches, steps, seeds_steps)
+        found = StandInStage(self, sets, launches, steps, seeds_steps, min(hang_s, self.hang_s))
         self.program.stages.append((name, found.sets))
         if name == self.program.interrupted_at:
             self.interrupted = cast(Any, StandInPart(found, self.program.measured_before))
@@ -226,7 +240,8 @@ def found_by(
     vars(search).update(
         program=program, directory=directory, given=given, spec=spec, path=directory / "found",
         machine=SimpleNamespace(cpu_cores=2, free_cores=None, gpus=()), budget_s=budget_s, spent_s=0.0,
-        say=lambda text: None, launch_s=None, allows_other_random_numbers=allows, numerics=numerics,
+        say=lambda text: None, launch_s=None, first_s=3.9, numerics=numerics,
+        allows_other_random_numbers=allows,
     )  # fmt: skip
     module = "gpurun.launcher.improve.improve"
     with mock.patch(f"{module}.job_devices", return_value=("cpu:0", "cpu:1")):

@@ -19,13 +19,14 @@ from gpurun.launcher.improve.improve import (
     run_improve,
     shares_of,
 )
-from gpurun.launcher.improve.stages import BETWEEN_S, RemedySearch
+from gpurun.launcher.improve.stages import BETWEEN_S, RemedySearch, Stage
 from gpurun.launcher.improve.trials import fitting, num_likely
 from gpurun.launcher.report.terminal.improve import answer, improve_lines
 from gpurun.launcher.run.job import Output
 from gpurun.launcher.run.open import Invocation
 from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.improvement import NO_TIME, SCHEMA, Improvement, RemedyVerdict
+from gpurun.launcher.rundir.records import Event
 from tests.unit.improve.stand_in import (
     FILE,
     FUSED,
@@ -121,6 +122,15 @@ def test_what_costs_much_at_each_start_is_compared_only_where_the_budget_has_tim
     found = searched(program, tmp_path, budget_s)
     assert program.spent_s <= budget_s
     assert WORKERS in {each.code for each in found.kept}
+
+
+def test_what_compiles_for_long_leaves_time_to_prove_what_others_gain(tmp_path: Path) -> None:
+    program = StandIn({WORKERS: 0.7}, starts_s={COMPILE: 1000.0}, launch_s=3.0)
+    found = searched(program, tmp_path, budget_s=120.0)
+    assert program.spent_s <= 120
+    assert {each.code: each.verdict for each in found.remedies if each.code in (WORKERS, COMPILE)} == {
+        WORKERS: "kept", COMPILE: "not tried"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -351,6 +361,17 @@ def test_a_launch_that_compiles_makes_no_other_seem_longer() -> None:
     assert search.launch_s == 3.0 + BETWEEN_S
     search.note(cast(Any, stage), cast(Any, [(rows["compiles"],)]))
     assert search.launch_s == 3.0 + BETWEEN_S
+
+
+def test_what_only_a_set_costs_is_no_time_of_another_in_the_same_launch() -> None:
+    events = [
+        Event(0, "start"), Event(10**9, "balance", "b"), Event(9 * 10**9, "round", "a"),
+        Event(11 * 10**9, "round", "b"), Event(14 * 10**9, "done"),
+    ]  # fmt: skip
+    plan = SimpleNamespace(launches=(SimpleNamespace(id="01", variants=("a", "b")),))
+    run = SimpleNamespace(read_all_events=lambda: {"01~2": events})
+    stage = Stage(cast(Any, run), cast(Any, plan), cast(Any, None), {0: "a", 1: "b"})
+    assert (stage.length_s(0), stage.length_s(1)) == (2.5, 11.5)
 
 
 def test_what_a_key_costs_at_each_start_is_seen_by_its_launches(tmp_path: Path) -> None:
