@@ -30,6 +30,7 @@ from benchmarks.timing import record, table
 from benchmarks.traces.browsing import MOVES, Browsing, browse
 from benchmarks.traces.trace import MB, Repeated
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces, home_of
+from gpurun.launcher.tensorboard_plugin.timeline.indexing import ENTRY
 from gpurun.launcher.tensorboard_plugin.view import TensorBoardServer, open_view
 
 SOURCE = Path(__file__).resolve().parents[3] / "shared" / "traces" / "dlrm_8xV100"
@@ -37,8 +38,6 @@ ZOOMS = (1, 10, 100, 1000, 10_000)
 PLACES = 9
 WIDTH_PX = 1280
 FIGURES = "figures.json"
-INDEXER = "timeline.index.child"
-"""In the command line of the process that builds an index."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ def indexed(server: TensorBoardServer) -> tuple[float, float]:
 def is_indexer(process: psutil.Process) -> bool:
     """Whether it is the process that builds an index; TensorBoard has children of its own."""
     with suppress(psutil.Error):
-        return INDEXER in " ".join(process.cmdline())
+        return ENTRY in process.cmdline()
     return False
 
 
