@@ -19,17 +19,10 @@ COPY_CATS = frozenset({"gpu_memcpy", "Memcpy"})
 MEMSET_CATS = frozenset({"gpu_memset", "Memset"})
 GPU_CATS = KERNEL_CATS | COPY_CATS | MEMSET_CATS
 OPERATOR_CATS = frozenset({"cpu_op", "Operator"})
-LAUNCH_CATS = frozenset(
-    {
-        "cuda_runtime", "cuda_driver", "Runtime", "hip_runtime", "hip_driver",
-        "xpu_runtime", "xpu_driver", "privateuse1_runtime", "privateuse1_driver",
-    }
-)  # fmt: skip
 
 STEP_PREFIX = "ProfilerStep#"
 COMM_NAME = re.compile(r"(?:void )?(?:nccl(?:Symk|Sym)?(?:Dev)?Kernel|rccl|msccl)", re.IGNORECASE)
 NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-DIGITS = re.compile(r"[0-9]+")
 
 MAX_EXPONENT = 308  # a number beyond the range of a double counts as infinite
 WIDE = Context(prec=400)  # enough digits for every number up to MAX_EXPONENT
@@ -47,7 +40,6 @@ class Event(NamedTuple):
     pid: str
     tid: str
     device: str | None  # the device the event states itself
-    correlation: int  # 0: none
 
 
 @dataclass(frozen=True)
@@ -56,8 +48,6 @@ class Totals:
 
     num_events: int
     num_kernels: int
-    num_copies: int
-    num_memsets: int
     span_ns: int
     compute_ns: int
     comm_ns: int
@@ -65,7 +55,6 @@ class Totals:
     exposed_comm_ns: int
     exposed_copy_ns: int
     idle_ns: int
-    launched: int
     device_names: list[str]
     kernels: dict[str, list[int]]  # name -> [count, sum of ns], all GPU work of all devices
     operators: dict[str, list[int]]  # name -> [count, self ns]
@@ -93,13 +82,9 @@ def totals(path: Path) -> Totals:
         per_name[event.name][0] += 1
         per_name[event.name][1] += event.end - event.start
 
-    calls = {e.correlation for e in events if e.cat in LAUNCH_CATS and e.correlation > 0}
-
     return Totals(
         num_events=len(events),
         num_kernels=sum(e.cat in KERNEL_CATS for e in busiest),
-        num_copies=sum(e.cat in COPY_CATS for e in busiest),
-        num_memsets=sum(e.cat in MEMSET_CATS for e in busiest),
         span_ns=span,
         compute_ns=compute_ns,
         comm_ns=union_length(comm),
@@ -107,7 +92,6 @@ def totals(path: Path) -> Totals:
         exposed_comm_ns=kernels_ns - compute_ns,
         exposed_copy_ns=all_ns - kernels_ns,
         idle_ns=span - all_ns,
-        launched=sum(e.correlation in calls for e in work),
         device_names=sorted(by_device),
         kernels=dict(per_name),
         operators=operator_totals(events),
@@ -158,7 +142,6 @@ def read_event(raw: Any) -> Event | None:
         pid=str(raw.get("pid", "")),
         tid=str(raw.get("tid", "")),
         device=None if device is None else str(device),
-        correlation=to_correlation(args.get("correlation")),
     )
 
 
@@ -184,15 +167,6 @@ def to_number(value: Any) -> Decimal | None:
 def to_ns(microseconds: Decimal) -> int:
     """Convert microseconds to whole nanoseconds (half to even)."""
     return round(microseconds.scaleb(3, WIDE))
-
-
-def to_correlation(value: Any) -> int:
-    """Return the positive correlation id, or 0 if there is none."""
-    if isinstance(value, str) and DIGITS.fullmatch(value.strip()) and len(value) <= 40:
-        return int(value)
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
-    return 0
 
 
 def group_by_device(work: list[Event]) -> dict[str, list[Event]]:
