@@ -117,9 +117,6 @@ def test_variants_of_several_batches_are_compared_by_the_sample(open_tab: OpenTa
     expect(tab.find(".axis-row .note")).to_contain_text("Differences are of the time per sample")
 
 
-RIGHT = "element => element.getBoundingClientRect().right"
-
-
 def test_narrow_pages_show_whole_verdicts_and_names(open_tab: OpenTab) -> None:
     tab = open_tab("batches", width=800)
     assert tab.widths() == (800, 800)

@@ -27,7 +27,6 @@ from tests.unit.plan import machines
 from tests.unit.plan.machines import FakeMachine
 from tests.wording import Wording
 
-ROOT = Path(__file__).parents[2]
 JOB = "workload: gpt\nglobal_batch: 8\ndevices: cpu:2\n"
 UNKNOWN = "fsdpp"
 

@@ -18,7 +18,6 @@ from gpurun.launcher.machine.process_tree import descendants
 from tests import forkserver
 from tests.integration.command import ending, gpurun, misbehaving, write
 
-ROOT = Path(__file__).resolve().parents[3]
 JOB = """
     workload: model.py:build
     devices: cpu:2

@@ -48,10 +48,6 @@ class Module:
         return package_of(self.name)
 
     @property
-    def lines(self) -> int:
-        return self.text.count("\n")
-
-    @property
     def is_init(self) -> bool:
         return self.path.name == "__init__.py"
 
@@ -181,11 +177,6 @@ def planted(source: str) -> Module:
 
 def imported_by(source: str) -> list[str]:
     return [imported.module for imported in imports(planted(source))]
-
-
-def product() -> list[Path]:
-    """Files of the modules, relative to the repository."""
-    return [module.path for module in modules().values()]
 
 
 def page() -> list[Path]:
