@@ -36,15 +36,6 @@ def test_even_cuts_as_torch_chunk(global_batch: int, num_devices: int) -> None:
     assert split_even(global_batch, num_devices) == chunks_of(global_batch, num_devices)
 
 
-@given(batches, counts)
-def test_even_adds_up_and_never_grows(global_batch: int, num_devices: int) -> None:
-    samples = split_even(global_batch, num_devices)
-    assert sum(samples) == global_batch
-    assert 1 <= len(samples) <= num_devices
-    assert list(samples) == sorted(samples, reverse=True)
-    assert min(samples) >= 1
-
-
 @pytest.mark.parametrize(
     ("global_batch", "num_devices", "samples"),
     [(50, 2, (25, 25)), (9, 4, (3, 3, 3)), (1, 4, (1,)), (10, 4, (3, 3, 3, 1)), (4, 4, (1, 1, 1, 1))],
