@@ -61,7 +61,7 @@ def losses(ranks: Sequence[RankFigures]) -> list[Cause]:
         for rank in traced
         for part, ms in rank.savings_ms.items()
     ]
-    facts = [rank.cpu for rank in traced]
+    facts = {rank.rank: rank.cpu for rank in traced}
     return with_savings([with_cpu(each, slowest.cpu, facts) for each in found], savings, len(traced))
 
 
@@ -315,6 +315,8 @@ def _scaled(found: Cause, factor: float) -> Cause:
     def scaled(name: str, value: Any) -> Any:
         if not name.endswith("_ms") or name == "traced_ms":
             return value
+        if isinstance(value, list):
+            return [factor * ms for ms in value]
         return (
             {each: factor * ms for each, ms in value.items()} if isinstance(value, dict) else factor * value
         )

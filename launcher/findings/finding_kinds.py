@@ -273,13 +273,15 @@ DANGERS: Mapping[str, Kind] = {
 }
 
 _OF_STEP = (
-    "{percent}[ to {most_percent}] of {of} ({lost_ms}[ to {most_ms}][ of {whole_ms}] ms"
+    "{percent}[ to {most_percent}] of {of} ({lost_ms}[ of {least_whole_ms}][ to {most_ms}][ of {whole_ms}] ms"
     "[; {more_ms} ms more than in {than}][; a traced step takes {traced_ms} ms]"
-    "[; timed steps take {timed_ms} ms][; without that[ on {without_on}], {saved_ms} ms shorter])"
+    "[; timed steps take {timed_ms} ms]"
+    "[; without that[ on {without_on}], {shortened} would be {saved_ms} ms shorter])"
 )
 _SPENDS = f"[in {{where}} ]{{who}} spends {_OF_STEP}"
 _IN_FUNCTION = (
     "[, for most of it in {function}][; {last} came last to {last_arrivals} of {num_collectives:collective}]"
+    "[; the other ranks wait {waits_ms} ms]"
 )
 _AWAITS = f"[in {{where}} ]{{who}} waits {_OF_STEP}"
 _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
@@ -296,8 +298,9 @@ _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
         "Pin the memory and copy with `non_blocking=True`; else copy less, or on a stream of its own.",
     ),
     "host-bound": (
-        f"{_SPENDS} waiting for the CPU to launch work[, {{latency_ms}} ms of it until that starts]"
-        "[, mostly while that computes itself, as in {operator}][, mostly while launching calls run, as "
+        f"{_SPENDS} waiting for the CPU to launch work[, {{latency_ms}} ms of it from launch to start]"
+        "[, mostly while that computes itself, as in {operator}][, mostly in {inside}]"
+        "[, mostly while launching calls run, as "
         f"in {{call}}]{_IN_FUNCTION}",
         "The device waits for Python to launch work.",
         "Gaps before the end of the call that launches the next kernel, and up to 20 µs from there.",
@@ -413,6 +416,8 @@ _ON_PARTS: Mapping[str, Mapping[str, str]] = {
         "": "try larger batches, torch.compile or CUDA graphs",
         "-computing": "let the device compute that, or another thread",
         "-copying": "pin the memory and copy with non_blocking=True",
+        "-inside": "find out what {inside} does on {who} (with_stack=True records Python's functions)",
+        "-late": _LATE_RANK,
         "-with-compile": "try larger batches or CUDA graphs",
         "-with-graphs": "try larger batches or torch.compile",
         "-with-both": "try larger batches",
@@ -433,13 +438,13 @@ _ON_PARTS: Mapping[str, Mapping[str, str]] = {
     "unseen": {"": "record the device's work as well"},
     "communication": {"": "record the traces of all ranks"},
     "unknown": {
-        "": "record the CPU as well (ProfilerActivity.CPU), and leave no events out",
-        "-recorded": "leave no events out",
+        "": "record the CPU as well (ProfilerActivity.CPU)",
+        "-recorded": "take the file as the profiler wrote it, before events were sampled or filtered",
     },
     "gaps": {"": "look for synchronisation and dependencies in the timeline"},
     "other_steps": {"": "look at the other streams in the timeline"},
     "unrecorded": {"": "record the profiler's with_stack=True"},
-    "unread": {"": "look at the operators: `--show operators`"},
+    "unread": {"": "record the profiler's with_stack=True"},
     "transfer": {
         "": "try larger batches or gradient accumulation",
         "-in-job": "raise `global_batch` or `accumulate`",

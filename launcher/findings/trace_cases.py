@@ -134,6 +134,11 @@ _OF_ALL: Mapping[str, str] = {
 }
 OF_TRACED_STEP = "its traced step"
 """The whole of a share where traced steps are far from timed ones."""
+SHORTENED: Mapping[str, str] = {
+    "its time": "the capture",
+    **{of: of.replace("its", "a") for of in (*OF_STEP, OF_TRACED_STEP)},
+}
+"""What would be shorter without a cause, by the whole of its share."""
 NOTICED: Mapping[str, str] = {
     **{case: f"[{{file}}: ]{sentence}" for case, sentence in _OF_A_FILE.items()},
     **_OF_ALL,

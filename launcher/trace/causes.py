@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from gpurun.launcher.findings.finding import Finding, finding
 from gpurun.launcher.findings.finding_kinds import ADVICE
-from gpurun.launcher.findings.trace_cases import GAPS, NOT_RECORDED
+from gpurun.launcher.findings.trace_cases import GAPS, NOT_RECORDED, SHORTENED
 from gpurun.launcher.trace.model import CpuFacts, Remedy, Saving, StragglerReport
-from gpurun.launcher.units import format_ms, listed
+from gpurun.launcher.units import format_ms, listed, ranks_text
 
 MENTION_FROM = 0.05
 """A loss of a smaller share of the time, or one that grew by less, is not mentioned: it may be chance."""
@@ -72,6 +72,8 @@ PARTS: Mapping[Part, str] = {
 }
 """The kind of finding of each part of a step."""
 OF_HOST: tuple[Part, ...] = ("host", "python", "outside", "unseen", "unread", "unrecorded")
+LATE: tuple[Part, ...] = ("input", *OF_HOST)
+"""Parts for which a rank comes late while the others wait."""
 _WAITS: tuple[Part, ...] = ("split", "straggler", "bubble")
 WITHOUT_ADVICE: tuple[Part, ...] = ("tail",)
 """Parts whose reason isn't known."""
@@ -204,21 +206,23 @@ class Cause:
         return cause_finding(self).text
 
 
-def with_cpu(cause: Cause, rank: CpuFacts, ranks: Sequence[CpuFacts]) -> Cause:
-    """With the function, operator or call that the CPU is in; of every rank, where all have the same.
+def with_cpu(cause: Cause, rank: CpuFacts, ranks: Mapping[int, CpuFacts]) -> Cause:
+    """With the function, operator or call that the CPU is in; of several ranks, where they have the same.
 
     Args:
         cause: what takes the time.
         rank: the facts of the rank that works longest.
-        ranks: those of all ranks.
+        ranks: those of all ranks, by rank.
     """
-    is_every = cause.figures.get("who") == EVERY_RANK
-    shown = reduce(CpuFacts.common, ranks) if is_every else rank
+    is_shared = len(cause.ranks) > 1
+    alike = [facts for number, facts in ranks.items() if number in cause.ranks]
+    shown = reduce(CpuFacts.common, alike) if is_shared and alike else rank
     figures = {**cause.figures, "function": shown.functions.get(_FUNCTIONS.get(cause.part, ""))}
     if cause.part == "outside" and rank.has_stacks:
         figures["case"] = IN_STACKS
-    if cause.part == "host" and not is_every:
-        figures["operator"] = rank.computes_in
+    if cause.part == "host":
+        figures["operator"] = None if is_shared else rank.computes_in
+        figures["inside"] = None if figures["operator"] else shown.inside
     if cause.part == "gaps" and shown.blocked_in:
         figures |= {"case": "waiting", "call": shown.blocked_in}
     return replace(cause, figures=figures)
@@ -243,19 +247,20 @@ def cause_finding(
     """
     is_part = cause.more_ns is not None and cause.more_ns < SHOW_GROWTH_BELOW * cause.lost_ns
     more = {"more_ms": (cause.more_ns or 0.0) / 1e6, "than": than}
-    own = {
+    known = {
         "percent": 100 * cause.share,
         "lost_ms": cause.lost_ns / 1e6,
         "span_ms": cause.span_ns / 1e6,
         "whole_ms": cause.span_ns / 1e6,
         "saved_ms": _other_saved_ms(cause),
+        **cause.figures,
+        **(more if is_part or cause.part == "compute" else {}),
+        **figures,
     }
+    if known["saved_ms"] is not None:
+        known["shortened"] = SHORTENED[known.get("of", "its step")]
     return finding(
-        cause.code,
-        variant,
-        cause.ranks,
-        weight=cause.weight if weight is None else weight,
-        **{**own, **cause.figures, **(more if is_part or cause.part == "compute" else {}), **figures},
+        cause.code, variant, cause.ranks, weight=cause.weight if weight is None else weight, **known
     )
 
 
@@ -339,11 +344,11 @@ def of_all_ranks(cause: Cause, measured: MeasuredRanks) -> Cause:
     lost_ns = _lost_ns(least, cause.part)
     if not is_shown or not measured.is_whole or lost_ns < MENTION_FROM * least.span_ns:
         return cause
-    of_one = ("operator", "function", "call", "latency_ms")
+    of_one = ("operator", "inside", "function", "call", "latency_ms", "waits_ms")
     figures = {name: value for name, value in cause.figures.items() if name not in of_one}
-    if measured.last and cause.part in ("input", *OF_HOST):
+    if measured.last and cause.part in LATE:
         figures |= _last_figures(measured.last)
-    lost = {"who": EVERY_RANK, "lost_ms": lost_ns / 1e6, **_range_figures(measured, cause.part)}
+    lost = {"who": EVERY_RANK, **_range_figures(measured.ranks, cause.part)}
     return replace(cause, figures={**figures, **lost}, ranks=tuple(each.rank for each in measured.ranks))
 
 
@@ -396,20 +401,19 @@ def _as_much(cause: Cause, before: Iterable[Cause]) -> float:
 
 
 def _own(part: Part, slowest: RankTime, measured: MeasuredRanks) -> Cause:
-    """The loss of the rank that works longest: what it loses, the step loses.
+    """The loss of the rank that works longest: what it loses, the step loses; said of all that lose alike.
 
-    Where all lose about as much, what each loses at least; always so where they are blocked: if one is
+    Where all lose nearly as much, what each loses at least; always so where they are blocked: if one is
     blocked for longer, the others wait for it.
     """
     lost_ns = _lost_ns(slowest, part)
-    alike = tuple(each.rank for each in measured.ranks if _lost_ns(each, part) >= MOST * lost_ns)
+    alike = [each for each in measured.ranks if part == "blocked" or _lost_ns(each, part) >= MOST * lost_ns]
     least = min(measured.ranks, key=lambda each: _lost_ns(each, part))
-    is_alike = part == "blocked" or _lost_ns(least, part) >= EVERY * lost_ns
-    is_every = measured.is_whole and len(measured.ranks) > 1 and is_alike
-    shown = least if is_every else slowest
+    is_even = part == "blocked" or _lost_ns(least, part) >= EVERY * lost_ns
+    shown = least if is_even and measured.is_whole else slowest
     added_ns = shown.added_ns if part in OF_HOST else 0.0
     figures: dict[str, Any] = {
-        "who": EVERY_RANK if is_every else f"rank {slowest.rank}",
+        "who": _whose(alike, measured),
         "of": measured.of,
         "case": case if (case := part.replace("_", "-")) in {**NOT_RECORDED, **GAPS} else None,
     }
@@ -419,23 +423,48 @@ def _own(part: Part, slowest: RankTime, measured: MeasuredRanks) -> Cause:
         figures["groups"] = measured.transfer_groups
     if added_ns:
         figures["traced_ms"] = shown.span_ns / 1e6
-    cause = Cause(part, alike, _lost_ns(shown, part), shown.span_ns - added_ns, figures)
-    return replace(cause, figures={**figures, **_range_figures(measured, part)}) if is_every else cause
+    if len(alike) > 1:
+        figures |= _range_figures(alike, part)
+    if part in LATE and measured.is_whole:
+        if len(alike) == 1:
+            figures["waits_ms"] = _waits_ms(slowest, measured)
+        elif measured.last and not is_even:
+            figures |= _last_figures(measured.last)
+    ranks = tuple(each.rank for each in alike)
+    return Cause(part, ranks, _lost_ns(shown, part), shown.span_ns - added_ns, figures)
 
 
-def _range_figures(measured: MeasuredRanks, part: Part) -> dict[str, Any]:
-    """The least and the most of what ranks lose, in ms and in percent, each where ranks differ in it."""
-    lost_ms = [_lost_ns(each, part) / 1e6 for each in measured.ranks]
-    spans_ms = [(each.span_ns - (each.added_ns if part in OF_HOST else 0.0)) / 1e6 for each in measured.ranks]
-    percents = [100 * lost / span if span else 0.0 for lost, span in zip(lost_ms, spans_ms, strict=True)]
-    figures: dict[str, Any] = {"percent": min(percents)}
-    if round(max(percents)) > round(min(percents)):
-        figures["most_percent"] = max(percents)
+def _whose(alike: Sequence[RankTime], measured: MeasuredRanks) -> str:
+    """Whose loss it is: of a single rank only where no other loses about as much."""
+    if len(alike) == 1:
+        return f"rank {alike[0].rank}"
+    is_every = measured.is_whole and len(alike) == len(measured.ranks)
+    return EVERY_RANK if is_every else f"each of {ranks_text([each.rank for each in alike])}"
+
+
+def _waits_ms(late: RankTime, measured: MeasuredRanks) -> list[float] | None:
+    """The least and the most that other ranks wait; `None` where some hardly wait."""
+    waits = [each.wait_ns for each in measured.ranks if each.rank != late.rank and each.samples != 0]
+    if not waits or min(waits) < MENTION_FROM * late.span_ns:
+        return None
+    ends_ms = [min(waits) / 1e6, max(waits) / 1e6]
+    return ends_ms if format_ms(ends_ms[0]) != format_ms(ends_ms[1]) else ends_ms[:1]
+
+
+def _range_figures(ranks: Sequence[RankTime], part: Part) -> dict[str, Any]:
+    """The smallest and the largest share that ranks lose, each with its ms; of shares alike, only the ms."""
+    lost_ms = [_lost_ns(each, part) / 1e6 for each in ranks]
+    spans_ms = [(each.span_ns - (each.added_ns if part in OF_HOST else 0.0)) / 1e6 for each in ranks]
+    rows = [(100 * ms / span if span else 0.0, ms, span) for ms, span in zip(lost_ms, spans_ms, strict=True)]
+    least, most = min(rows), max(rows)
+    is_of_one = len({format_ms(span) for span in spans_ms}) == 1
+    if round(most[0]) > round(least[0]):
+        ends = {"percent": least[0], "lost_ms": least[1], "most_percent": most[0], "most_ms": most[1]}
+        return {**ends, "whole_ms": most[2], "least_whole_ms": None if is_of_one else least[2]}
+    figures: dict[str, Any] = {"percent": least[0], "lost_ms": min(lost_ms), "whole_ms": None}
     if format_ms(max(lost_ms)) != format_ms(min(lost_ms)):
-        figures["most_ms"] = max(lost_ms)
-    if len({format_ms(each) for each in ([] if "most_ms" in figures else spans_ms)}) == 1:
-        figures["whole_ms"] = spans_ms[0]
-    return {"whole_ms": None, **figures}
+        return {**figures, "most_ms": max(lost_ms)}
+    return {**figures, "whole_ms": spans_ms[0] if is_of_one else None}
 
 
 def _lost_ns(rank: RankTime, part: Part) -> float:
@@ -479,7 +508,7 @@ def _wait(measured: MeasuredRanks) -> Cause:
         if awaited.samples is not None:
             figures |= {"num_samples": awaited.samples, "own_samples": waiting.samples}
     if last is not None:
-        if last.last_arrivals < MOSTLY * last.collectives:
+        if last.last_arrivals < MOSTLY * last.collectives and len(measured.ranks) > 2:
             figures["other"] = f"other ranks, mostly rank {awaited.rank}"
         figures |= _last_figures(last)
     return Cause("straggler", (awaited.rank,), wait_ns, waiting.span_ns, figures)
@@ -559,6 +588,7 @@ def advice_finding(cause: Cause, case: str, variant: str | None = None, where: s
         percent=100 * cause.share if where else None,
         who=cause.figures["who"] if not cause.is_wait else _awaited_text(cause),
         what=cause.code,
+        inside=cause.figures.get("inside") if case == "host-inside" else None,
     )
 
 
@@ -595,6 +625,8 @@ def advice_for(
     forms = {
         "computing": bool(found.figures.get("operator")),
         "copying": bool(found.figures.get("call")),
+        "inside": bool(found.figures.get("inside")),
+        "late": bool(found.figures.get("waits_ms")),
         _WITH.get(frozenset(in_use), ""): bool(in_use),
         "balanced": is_balanced or (of_job and is_alike),
         "alike": is_alike,

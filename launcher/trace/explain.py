@@ -14,7 +14,6 @@ from gpurun.launcher.findings.finding import Finding, finding, noticed, ranked, 
 from gpurun.launcher.findings.trace_cases import BY_SHARES, IN_STEP, NOT_RECORDED, OF_STEP
 from gpurun.launcher.trace.causes import (
     EVENTS_LEFT_OUT,
-    EVERY_RANK,
     IN_STACKS,
     MENTION_FROM,
     MOST,
@@ -323,7 +322,7 @@ def trace_causes(report: TraceReport) -> list[Cause]:
     )
     rank, mean = next(each for each in _means(report) if each[0].rank == slowest)
     whole = whole_ranks(report.ranks)
-    facts = [each.cpu for each in whole]
+    facts = {each.rank: each.cpu for each in whole}
     has_all = len(report.ranks) > 1 and not _is_rank_missing(report)
     found = [_named(with_cpu(cause, rank.cpu, facts), rank, mean, has_all) for cause in causes(measured)]
     found = with_savings(found, report.savings, len(whole))
@@ -343,12 +342,12 @@ def _named(cause: Cause, rank: RankTrace, mean: Breakdown, has_all: bool) -> Cau
     if cause.part == "unread" and NPU in rank.device:
         figures["case"] = UNREAD_NPU
     idle = mean.idle_by_cause_us
-    if cause.part == "host" and figures["who"] != EVERY_RANK:
+    if cause.part == "host" and len(cause.ranks) == 1:
         if idle.latency >= LATENCY_FROM * mean.span_us:
             figures["latency_ms"] = idle.latency / 1000
         call = rank.cpu.launches_in
         if call and COPYING.search(call) and idle.launching >= MOST * idle.of_launches:
-            figures |= {"call": call, "operator": None}
+            figures |= {"call": call, "operator": None, "inside": None}
     if cause.part != "one_off":
         return replace(cause, figures=figures)
     if rank.one_off:

@@ -397,6 +397,9 @@ class CpuFacts:
     """The call in which it is for most of `idle_by_cause_us.launching`."""
     computes_in: str | None = None
     """The operator in which it computes itself longest, if it does so for most of `of_launches`."""
+    inside: str | None = None
+    """The innermost operator or annotation in which it is, without launching anything, for most of
+    `of_launches`."""
     remedies: tuple[Remedy, ...] = ()
     """The remedies that are in use."""
     has_stacks: bool = False
@@ -415,6 +418,7 @@ class CpuFacts:
             blocked_in=self.blocked_in if self.blocked_in == other.blocked_in else None,
             launches_in=self.launches_in if self.launches_in == other.launches_in else None,
             computes_in=self.computes_in if self.computes_in == other.computes_in else None,
+            inside=self.inside if self.inside == other.inside else None,
         )
 
 

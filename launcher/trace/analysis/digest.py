@@ -39,6 +39,7 @@ from gpurun.launcher.trace.analysis.steps import (
     are_calls_left_out,
     before_capture,
     computing_operators,
+    holding_range,
     host_steps,
     is_last_empty,
     launch_notes,
@@ -613,6 +614,7 @@ def _cpu_facts(
             blocked_in=picture.blocked_in(inside["other"]),
             launches_in=picture.launches_in(idle["launching"].clip(start_ns, end_ns)),
             computes_in=picture.computes_in(inside["host"]),
+            inside=picture.holding_range(inside["host"], window.clip(start_ns, end_ns)),
             remedies=remedies,
             has_stacks=trace.has_stacks,
         )
@@ -699,6 +701,7 @@ class _GpuPicture:
         calls, launching = trace.launches, np.unique(trace.launches.thread[work.launch[work.is_known]])
         is_long = (calls.duration >= LONG_LAUNCH_NS) & np.isin(calls.thread, launching)
         self.blocking = calls.where(is_long)
+        self.threads = launching
         self.computing = computing_operators(trace, launching)
         self.waits = Waits(
             data=trace.union_of(HostKind.DATA),
@@ -765,6 +768,10 @@ class _GpuPicture:
         calls = self.computing
         times_ns = np.bincount(calls.name, of_launches.inside_ns(calls.start, calls.end))
         return self.trace.op_names[times_ns.argmax()]
+
+    def holding_range(self, of_launches: Intervals, window: Intervals) -> str | None:
+        """The operator or annotation that holds up launches for most of that time of the window."""
+        return holding_range(self.trace, self.threads, of_launches, window.subtract(of_launches))
 
     def total(self, mask: Mask, steps: list[Step], whole: bool) -> Scope:
         chosen = np.flatnonzero(mask)
@@ -850,6 +857,9 @@ class _CpuPicture:
 
     def launches_in(self, launching: Intervals) -> None:
         """None, for the same reason."""
+
+    def holding_range(self, of_launches: Intervals, window: Intervals) -> None:
+        """On a CPU, what is recorded is the work."""
 
     def computes_in(self, of_launches: Intervals) -> None:
         """None, for the same reason."""

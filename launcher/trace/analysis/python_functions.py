@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from gpurun.launcher.trace.analysis.steps import Launched
+from gpurun.launcher.trace.analysis.steps import NEARLY_ALL, Launched
 from gpurun.launcher.trace.intervals import EMPTY, Intervals, union
 from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind
 from gpurun.launcher.trace.kineto.columns import HostRange, Spans, Trace
 
-MOST, NEARLY_ALL = 0.5, 0.8
-"""Shares of a time: a function around most of it is named, unless it is around nearly all other time, too."""
+MOST = 0.5
+"""Share of a time: a function around most of it is named, unless it is around nearly all other time, too."""
 _WAITS = re.compile(
     r"(.*/)?(queue|threading|selectors|concurrent/futures/_base|multiprocessing/(queues|connection|pool))"
     r"\.py\(\d+\): (get|wait|wait_for|join|result|recv|poll|select|next|result_iterator)$"

@@ -359,6 +359,33 @@ def computing_operators(trace: Trace, threads: NDArray[np.int32]) -> Spans:
     return mine.where(alone)
 
 
+NEARLY_ALL = 0.8
+"""Share of other time from which on what is around it says nothing about the waited time."""
+
+
+def holding_range(trace: Trace, threads: NDArray[np.int32], waited: Intervals, rest: Intervals) -> str | None:
+    """The innermost operator or annotation that is around most of the waited time and launches nothing then.
+
+    It isn't around nearly all of the rest, too. Less than 1 ms between launches doesn't count: that may be
+    Python's own time in many operators.
+    """
+    calls = trace.launches.near(waited)
+    calling = calls.where(np.isin(calls.thread, threads)).covered
+    marks = {each.name for each in trace.of_kind(HostKind.STEP)}
+    best: tuple[int, str] | None = None
+    for spans, names in ((trace.ops, trace.op_names), (trace.annotations, trace.annotation_names)):
+        mine = spans.where((spans.duration >= LONG_LAUNCH_NS) & np.isin(spans.thread, threads))
+        times_ns = np.bincount(mine.name, waited.inside_ns(mine.start, mine.end), minlength=len(names))
+        for name in np.flatnonzero(2 * times_ns > waited.length_ns).tolist():
+            covered = mine.where(mine.name == name).covered
+            held = covered.subtract(calling).longer_than(LONG_LAUNCH_NS).intersect(waited)
+            is_of_all = covered.intersect(rest).length_ns >= NEARLY_ALL * max(rest.length_ns, 1)
+            if 2 * held.length_ns > waited.length_ns and not is_of_all and names[name] not in marks:
+                found = (covered.length_ns, names[name])
+                best = found if best is None else min(best, found)
+    return None if best is None else best[1]
+
+
 def recorded_note(steps: list[HostStep]) -> Finding:
     """Which steps these are, none of which were asked for, and how to ask for all of them."""
     if not steps:

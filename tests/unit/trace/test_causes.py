@@ -62,7 +62,7 @@ def test_no_cause_is_larger_than_its_step(found: tuple[RankTime, ...], has_last:
 def test_the_call_of_a_rank_is_that_of_every_rank_only_where_all_are_in_it(
     calls: tuple[str | None, ...], shown: str | None
 ) -> None:
-    facts = [CpuFacts(blocked_in=call) for call in calls]
+    facts = {rank: CpuFacts(blocked_in=call) for rank, call in enumerate(calls)}
     gaps = Cause("gaps", (0, 1), 30.0, 100.0, {"who": "every rank", "case": "gaps"})
     assert with_cpu(gaps, facts[0], facts).figures.get("call") == shown
     alone = replace(gaps, ranks=(0,), figures={"who": "rank 0"})
@@ -93,8 +93,9 @@ def test_a_rank_that_is_late_for_want_of_data_is_not_called_slow(last: Straggler
 @pytest.mark.parametrize(
     ("second", "said"),
     [
-        (RankTime(1, 10e6, {"host": 8.2e6}), "44 % to 82 % of its step (8.00 to 8.20 ms)"),
-        (RankTime(1, 10e6, {"host": 8e6}), "44 % to 80 % of its step (8.00 ms)"),
+        (RankTime(1, 10e6, {"host": 8.2e6}), "44 % to 82 % of its step (8.00 of 18.0 to 8.20 of 10.0 ms)"),
+        (RankTime(1, 10e6, {"host": 8e6}), "44 % to 80 % of its step (8.00 of 18.0 to 8.00 of 10.0 ms)"),
+        (RankTime(1, 18e6, {"host": 5e6}), "28 % to 44 % of its step (5.00 to 8.00 of 18.0 ms)"),
         (RankTime(1, 18e6, {"host": 8e6}), "44 % of its step (8.00 of 18.0 ms)"),
         (RankTime(1, 18.01e6, {"host": 8e6}), "44 % of its step (8.00 of 18.0 ms)"),
         (RankTime(1, 18.1e6, {"host": 8e6}), "44 % of its step (8.00 ms)"),
@@ -110,10 +111,11 @@ def test_a_share_of_every_rank_is_from_the_least_to_the_most(second: RankTime, s
 @pytest.mark.parametrize(
     ("least_ns", "said"),
     [
-        (4e6, "every rank spends 40 % to 90 % of its step (4.00 to 9.00 ms; without that on all ranks, 4.00 "
-         "ms shorter) waiting for the CPU to launch work; rank 1 came last to 5 of 8 collectives"),
-        (4e5, "rank 0 spends 90 % of its step (9.00 of 10.0 ms; without that on all ranks, 4.00 ms shorter) "
-         "waiting for the CPU to launch work"),
+        (4e6, "every rank spends 40 % to 90 % of its step (4.00 to 9.00 of 10.0 ms; without that on all "
+         "ranks, a step would be 4.00 ms shorter) waiting for the CPU to launch work; rank 1 came last to 5 "
+         "of 8 collectives"),
+        (4e5, "rank 0 spends 90 % of its step (9.00 of 10.0 ms; without that on all ranks, a step would be "
+         "4.00 ms shorter) waiting for the CPU to launch work"),
     ],
 )  # fmt: skip
 def test_what_is_saved_on_all_ranks_is_said_of_all(least_ns: float, said: str) -> None:
@@ -122,6 +124,38 @@ def test_what_is_saved_on_all_ranks_is_said_of_all(least_ns: float, said: str) -
     measured = MeasuredRanks(ranks, 0, by_collectives=True, last=StragglerReport(1, 8, 5, 1.0))
     (cause, *_) = with_savings(causes(measured), [Saving("host", None, None, 4_000.0)], 2)
     assert of_all_ranks(cause, measured).text == said
+
+
+@pytest.mark.parametrize(
+    ("lost_ms", "who"),
+    [
+        ((9, 5, 8), "every rank spends 50 % to 90 %"),
+        ((9, 4, 8), "each of ranks 0, 2 spends 80 % to 90 %"),
+        ((9, 4, 1), "rank 0 spends 90 %"),
+    ],
+)
+def test_a_single_rank_is_named_only_where_no_other_loses_about_as_much(
+    lost_ms: tuple[float, ...], who: str
+) -> None:
+    ranks = tuple(RankTime(rank, 10e6, {"host": ms * 1e6}) for rank, ms in enumerate(lost_ms))
+    (cause,) = (each for each in causes(MeasuredRanks(ranks, 0)) if each.part == "host")
+    assert cause.text.startswith(f"{who} of its step")
+
+
+def test_the_cause_of_a_late_rank_says_what_the_others_wait() -> None:
+    late = RankTime(0, 50e6, {"host": 30e6})
+    others = [RankTime(rank, 50e6, {"host": 1e6}, 20e6 + rank * 1e6, 20e6 + rank * 1e6) for rank in (1, 2)]
+    found = causes(MeasuredRanks((late, *others), 0, by_collectives=True))
+    (cause,) = (each for each in found if each.part == "host")
+    assert cause.text.endswith("waiting for the CPU to launch work; the other ranks wait 21.0 to 22.0 ms")
+    assert advice_for(cause) == "host-late"
+    assert advice_for(replace(cause, figures={**cause.figures, "inside": "req"})) == "host-inside"
+
+
+def test_of_two_ranks_the_other_one_is_not_called_other_ranks() -> None:
+    ranks = (RankTime(0, 50.0, {}), RankTime(1, 50.0, {}, comm_ns=30.0, wait_ns=30.0))
+    measured = MeasuredRanks(ranks, 0, by_collectives=True, last=StragglerReport(0, 10, 5, 1.0))
+    assert " for rank 0, which takes" in causes(measured)[0].text
 
 
 def test_every_part_of_a_step_is_a_kind_with_advice() -> None:
