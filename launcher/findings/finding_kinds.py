@@ -170,12 +170,13 @@ ANSWERS: Mapping[str, Kind] = {
     ),
     "traced": Kind(
         "answer",
-        "{num_ranks:rank} on {devices}[, {num_steps:step}][, {num_alone:step}, which may be unlike others]"
-        "[; compute takes {percent} of the time[ of {whose}][, no other cause more than {most_percent}]]"
+        "{num_ranks:rank} on {devices}[, {num_steps:step}][, {num_few:step}, which may be unlike others]"
+        "[; compute takes {percent} of the time[ of {whose}]"
+        "[, no other cause more than {most_percent}[ of {of_each}]]]"
         "[; {num_cut:file} cut off, so no cause is named][; causes by their shares, as {basis}]"
         "[; longer than the others and left out of causes: {outlying_ms}]"
         "[; {num_left_out:trace} of other captures or jobs left out]"
-        "[; that {num_assumed:file} are of one job is assumed]",
+        "[; that {num_assumed:file} are of one job is assumed][; {slowed}]",
         "What the traces hold.",
         "A loss of less than 5 % of the time isn't named. Causes are ordered by what a replay of the steps "
         "without them saves; by their shares where ranks are missing or steps can't be replayed. A step that "
@@ -186,8 +187,8 @@ ANSWERS: Mapping[str, Kind] = {
     "changed": Kind(
         "answer",
         "in B {where} takes [{change}][about as long, within {within_percent}]"
-        "[ ({ci})][ ({ratio_ci})][ ({b_ms} instead of {a_ms} ms)]"
-        "[, and {num_more:other} changed]",
+        "[ ({ci})][ ({ratio_ci})][ ({b_ms} instead of {a_ms} ms)][ ({both_ms} ms)]"
+        "[, and {num_more:other} changed][; {doubt}]",
         "Something takes longer, or less time, in the second of two runs or captures.",
         "Of runs, the interval over their launches excludes 0; of captures, the mean of their traced steps.",
         "`gpurun gate` shows whether the code is the reason: it launches both versions in turns.",
@@ -281,7 +282,7 @@ _OF_STEP = (
 _SPENDS = f"[in {{where}} ]{{who}} spends {_OF_STEP}"
 _IN_FUNCTION = (
     "[, for most of it in {function}][; {last} came last to {last_arrivals} of {num_collectives:collective}]"
-    "[; the other ranks wait {waits_ms} ms]"
+    "[; {waiting} {waits_ms} ms]"
 )
 _AWAITS = f"[in {{where}} ]{{who}} waits {_OF_STEP}"
 _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
@@ -541,9 +542,9 @@ CAUSES: Mapping[str, Kind] = {
     },
     "part-changed": Kind(
         "cause",
-        "{part} takes {b_ms} instead of {a_ms} ms of it[, offset by {offset}]",
+        "{part} takes {b_ms} instead of {a_ms} ms of it[, {partly}offset by {offset}]",
         "The part of a traced step that changed most from one capture to another.",
-        "The mean of all traced steps and ranks of each capture.",
+        "The mean of the usual traced steps and all ranks of each capture.",
         "`gpurun diff --show operators` shows the modules and operators that changed.",
     ),
     "value-costs": Kind(

@@ -12,7 +12,7 @@ NOT_MEASURED: Cases = {
     "one-yet": "{leader} hasn't been measured yet[: {reason}]",
     "ended": "{leader} {ended}[: {reason}]",
     "other-work": "no variant does the same work in both runs",
-    "unmarked": "a step can't be compared: no steps are marked in {where}",
+    "unmarked": "a step can't be compared: no steps are marked in {where}[; {doubt}]",
     "no-device-work": "a step can't be compared: {where} lacks the device's work",
     "no-times": "no variant has times in both runs",
 }

@@ -39,6 +39,7 @@ IN_STEP: Mapping[str, str] = {
 """What a step does in its parts."""
 OF_STEP = ("its step", "its usual step")
 """Whose share a cause is; the second where steps stand apart."""
+OTHERS_WAIT = "the other ranks wait"
 BY_SHARES: Mapping[str, str] = {
     "ranks": "ranks are missing",
     "steps": "ranks recorded different steps",
@@ -48,12 +49,30 @@ BY_SHARES: Mapping[str, str] = {
     "length": "a replay doesn't take as long as the trace",
 }
 """Why it isn't known what a step would be shorter by."""
+SLOWED: Mapping[str, str] = {
+    "stacks": "recorded with Python's stacks, which slow the CPU",
+    "queued": "rank {rank} waited for a free core in {queue_percent} of its step",
+}
+"""What has made causes larger than they would be."""
 UNCERTAIN_PATH = "The path and its gains are uncertain: {}."
 NO_PATH = (
     "no critical path: the traces have no work whose launch is known",
     "no critical path: events were left out of the traces",
 )
 """The second where the traces were thinned."""
+DIFFERS: Mapping[str, str] = {
+    "common-ranks": "compared by {ranks}, which both have",
+    "ranks": "A has {num_a:rank}, B {num_b}",
+    "devices": "A ran on {a}, B on {b}",
+    "cpu": "{side} has no events of the CPU, so operators and idle time by cause aren't compared",
+    "uneven-calls": "not compared, as A and B call them unequally often: {operators}",
+    "calls": "a step of A calls {num_a:operator}, of B {num_b}",
+    "steps": "without {steps} of {side}, far longer than the others",
+}
+"""Why times of two captures may differ, whatever changed."""
+PARTS_OF_STEP = "parts of a step"
+"""From which a comparison leaves out steps that are far longer than the others."""
+OF_ALL_STEPS = "; of kernels and operators, of all steps"
 _AS_TRANSFER = "their waiting is counted as transfer"
 _UNKNOWN_WAIT = "their waiting is unknown and counts as transfer"
 _NO_RANK = "doesn't state its rank[, like {num_more:other}]; assumed to be {who}"
@@ -117,7 +136,6 @@ _OF_ALL: Mapping[str, str] = {
     "clocks-linked-by-messages": "only messages link the clocks of {who} with that of the lowest rank: known "
     "to ±{slack_us} µs",
     "shapes-on-one-side": "only {side} has shapes (record_shapes=True): operators aren't compared by shape",
-    "unlike-jobs": "A and B have different devices or numbers of ranks: times differ for that reason, too",
     "other-device": "a GPU worked in {side} only: operators are compared by their time on the CPU, kernels, "
     "shapes and callers aren't",
     "no-common-moment": "by their clocks the traces have no moment in common; each is shown from its own "
@@ -125,8 +143,6 @@ _OF_ALL: Mapping[str, str] = {
     "outlying-step": "step {outlying_step} takes {step_ms} instead of {usual_ms} ms"
     "[, {more_ms} ms more {spent}[, mostly in {call}][ on {who}]][; {left_out} are without it]",
     "nested-too-deeply": "{num_ranges} ranges are nested too deeply to be shown",
-    "stacks-recorded": "recorded with Python's stacks, which slow the CPU: how long is waited for it may be "
-    "overstated",
     "no-gpu-work": "no GPU work is in the traces of {who}, so it isn't known where their time goes: another "
     "profiler (Nsight, DCGM) may be in use, or the program uses no GPU",
     "traced-short": "traced steps of {who} take {traced_ms} ms, timed ones {timed_ms} ms on average: the "

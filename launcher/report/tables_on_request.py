@@ -49,14 +49,14 @@ _WORDS = {
     "input": "waiting for input",
     "one-off": "what the CPU does once",
     "host": "the CPU: Python, operators, launches",
-    "latency": "from the end of a launch, or of what was waited for, to the start",
+    "latency": "from the end of what was waited for to the start",
     "before": "until this rank's trace begins",
 }
 _WITHOUT = _WORDS | {
     "transfer": "the transfer of collectives",
     "copies": "the copies",
-    "host": "all of the CPU's time, but with the time until launched work starts,",
-    "latency": "the time until launched work starts",
+    "host": "all of the CPU's time, even where nothing waits for it,",
+    "latency": "the time from the end of what was waited for to the start",
     "before": "the later begin of a rank's trace",
 }
 
@@ -319,7 +319,8 @@ def _parts(path: CriticalPath, time: FigureColumn[PathPart]) -> ShownTable:
     tenths = whole_parts([1000 * each.path_us / path.length_us for each in path.parts])
     percents = {each.part: tenth / 10 for each, tenth in zip(path.parts, tenths, strict=True)}
     share = FigureColumn[PathPart]("% of path", lambda row: percents[row.part], _one_decimal)
-    table = _table((time, share, _GAIN), title, parts, lambda row: _WORDS[row.part])
+    some = [each for each in parts if max(each.path_us, each.gain_us or 0.0) >= _NOTHING_US]
+    table = _table((time, share, _GAIN), title, some, lambda row: _WORDS[row.part])
     whole = (Cell(us_in_ms(path.length_us), path.length_us), Cell("100", 100.0), Cell("", None))
     total = ShownRow(whole, _whole(path), is_total=True)
     return ShownTable(table.titles, table.name_title, (*table.rows, total))
@@ -334,11 +335,10 @@ def _whole(path: CriticalPath) -> str:
 def _sentences(path: CriticalPath) -> list[str]:
     """The changes by which most would be gained, and how sure that is."""
     found = [f"{_gain_sentence(path)} Gains don't add up: with one part gone, another one becomes critical."]
-    if path.even_gain_us is not None:
+    if path.even_gain_us is not None and path.even_gain_us > -_NOTHING_US:
         found.append(
             "If all ranks computed and copied equally long, "
-            f"the job would be {_of(path, abs(path.even_gain_us))} "
-            f"{'shorter' if path.even_gain_us > -_NOTHING_US else 'longer'}."
+            f"the job would be {_of(path, path.even_gain_us)} shorter."
         )
     if path.guessed_waits:
         found.append(

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from gpurun.launcher.findings.finding import Finding, finding
 from gpurun.launcher.findings.finding_kinds import ADVICE
-from gpurun.launcher.findings.trace_cases import GAPS, NOT_RECORDED, SHORTENED
+from gpurun.launcher.findings.trace_cases import GAPS, NOT_RECORDED, OTHERS_WAIT, SHORTENED
 from gpurun.launcher.trace.model import CpuFacts, Remedy, Saving, StragglerReport
 from gpurun.launcher.units import format_ms, listed, ranks_text
 
@@ -427,7 +427,7 @@ def _own(part: Part, slowest: RankTime, measured: MeasuredRanks) -> Cause:
         figures |= _range_figures(alike, part)
     if part in LATE and measured.is_whole:
         if len(alike) == 1:
-            figures["waits_ms"] = _waits_ms(slowest, measured)
+            figures |= {"waits_ms": _waits_ms(slowest, measured), "waiting": _waiting(slowest, measured)}
         elif measured.last and not is_even:
             figures |= _last_figures(measured.last)
     ranks = tuple(each.rank for each in alike)
@@ -440,6 +440,11 @@ def _whose(alike: Sequence[RankTime], measured: MeasuredRanks) -> str:
         return f"rank {alike[0].rank}"
     is_every = measured.is_whole and len(alike) == len(measured.ranks)
     return EVERY_RANK if is_every else f"each of {ranks_text([each.rank for each in alike])}"
+
+
+def _waiting(late: RankTime, measured: MeasuredRanks) -> str:
+    others = [each.rank for each in measured.ranks if each.rank != late.rank]
+    return f"rank {others[0]} waits" if len(others) == 1 else OTHERS_WAIT
 
 
 def _waits_ms(late: RankTime, measured: MeasuredRanks) -> list[float] | None:

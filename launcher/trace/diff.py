@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from statistics import median
+from typing import Any, Literal, TypeVar
 
-from gpurun.launcher.findings.finding import Finding, finding, noticed, of_level, with_figures
+from gpurun.launcher.findings.finding import Finding, finding, noticed, of_level, with_figures, worded
 from gpurun.launcher.findings.finding_kinds import SPENT
-from gpurun.launcher.findings.trace_cases import NOT_RECORDED
+from gpurun.launcher.findings.trace_cases import DIFFERS, NOT_RECORDED, PARTS_OF_STEP
 from gpurun.launcher.trace.causes import MENTION_FROM, to_do
-from gpurun.launcher.trace.explain import CPU, is_waiting_unknown
+from gpurun.launcher.trace.explain import CPU, is_waiting_unknown, of_usual_steps, outlying_steps
 from gpurun.launcher.trace.model import Breakdown, NameTotal, RankTrace, RowKind, ShapeTotal, TraceReport
-from gpurun.launcher.units import MINUS, change_text, format_ms, listed
+from gpurun.launcher.units import MINUS, change_text, format_ms, listed, numbers_text, plural, ranks_text
 
 Per = Literal["step", "capture", "second"]
 State = Literal["new", "gone", "slower", "faster", "same"]
@@ -23,6 +24,8 @@ Totals = Mapping[N, tuple[float, float]]
 """Time in µs and calls, by name or path."""
 LEAST_PERCENT = 1.0
 """Below this, a step takes about as long in both captures; its parts may have changed."""
+UNEVEN = 0.1
+"""Difference from which on captures don't call operators equally often."""
 OFFSETS = 0.2
 """Share of a part's change from which on an opposite change of another one is named."""
 
@@ -70,6 +73,8 @@ class TraceDiff:
     """The parts that add up to the span, with idle time split by cause; per step also the span itself.
 
     `idle_host` holds the time after the last work, too: in other steps, that is waiting for the next launch.
+    Of steps only those count that aren't `outlying`; for names, all. `idle` is not split where the
+    causes are known of one capture only.
     """
     kernels: tuple[Change, ...]
     ops: tuple[Change, ...]
@@ -79,6 +84,8 @@ class TraceDiff:
     operators: tuple[OperatorChange, ...] | None = None
     """The tree of what calls what: rows that changed, and those around them; by growth within each.
     `None` unless asked for, and where a GPU worked in only one of the captures."""
+    outlying: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    """The steps that are far longer than the others, as `gpurun trace` leaves them out of causes."""
     devices: tuple[str, str] = ("", "")
     """The models of the ranks' devices: of others, times differ whatever changed."""
     findings: tuple[Finding, ...] = ()
@@ -105,57 +112,163 @@ _UNDIVIDED, _DIVIDED = "exposed_comm", ("exposed_transfer", "exposed_wait")
 
 
 def diff_traces(a: TraceReport, b: TraceReport) -> TraceDiff:
-    """The changes from `a` to `b`."""
-    on_gpu = [any(rank.kernels for rank in report.ranks) for report in (a, b)]
+    """The changes from `a` to `b`: by the ranks of both, where a rank of the same job is missing in one."""
+    whole = a, b
+    common = _common_ranks(a, b)
+    a, b = (_of_ranks(report, common) for report in whole)
+    on_gpu = [any(rank.kernels for rank in report.ranks) for report in whole]
+    has_cpu = [any(rank.ops for rank in report.ranks) for report in whole]
     is_alike = on_gpu[0] == on_gpu[1]
+    has_callers = is_alike and has_cpu[0] == has_cpu[1]
     per: Per = "capture" if _is_as_much(a, b) else "second"
-    if all(rank.steps for report in (a, b) for rank in report.ranks):
+    if all(rank.steps for report in whole for rank in report.ranks):
         per = "step"
-    is_open = any(map(is_waiting_unknown, (a, b)))
-    left_out = {*(_DIVIDED if is_open else [_UNDIVIDED]), *(["span"] if per != "step" else [])}
-    classes = [(name, of) for name, of in _CLASSES if name not in left_out and (is_alike or name == "span")]
+    uneven = frozenset[str]() if per == "step" else _unevenly_called(a, b)
     found = TraceDiff(
         schema=4,
-        num_ranks=(len(a.ranks), len(b.ranks)),
+        num_ranks=(len(whole[0].ranks), len(whole[1].ranks)),
         num_steps=(_num_steps(a), _num_steps(b)),
         devices=(_devices(a), _devices(b)),
+        outlying=(_outlying(a, per), _outlying(b, per)),
         per=per,
-        classes=tuple(_change(name, _mean(a, of, per), _mean(b, of, per)) for name, of in classes),
+        classes=tuple(_classes(a, b, per) if is_alike else _spans(a, b, per)),
         kernels=_changes(a, b, lambda rank: _rows(rank, per, "kernels"), True, per) if is_alike else (),
-        ops=_changes(a, b, lambda rank: _rows(rank, per, "ops"), all(on_gpu), per),
-        shapes=_shape_changes(a, b, per) if is_alike else (),
-        operators=operator_changes(a, b, per) if is_alike else None,
+        ops=tuple(
+            each
+            for each in _changes(a, b, lambda rank: _rows(rank, per, "ops"), all(on_gpu), per)
+            if all(has_cpu) and each.name not in uneven
+        ),
+        shapes=_shape_changes(*whole, per) if has_callers else (),
+        operators=operator_changes(*whole, per, uneven) if has_callers else None,
     )
-    if is_alike:
-        return replace(found, findings=(*_findings(found), *_notes(a, b)))
-    side, other, report = ("A", "B", b) if on_gpu[0] else ("B", "A", a)
-    lacks = other if any(rank.device != CPU for rank in report.ranks) else None
-    noted = noticed("other-device", side=side)
-    return replace(found, findings=(*_findings(found, lacks), noted, *_notes(a, b)))
+    lacks = None
+    notes = [*_notes(*whole)]
+    if not is_alike:
+        side, other, report = ("A", "B", b) if on_gpu[0] else ("B", "A", a)
+        lacks = other if any(rank.device != CPU for rank in report.ranks) else None
+        notes.insert(0, noticed("other-device", side=side))
+    doubts = [*_doubts(found, *whole, common, has_cpu)]
+    if uneven:
+        times = _by_name(b, lambda rank: rank.ops, all(on_gpu))
+        longest = sorted(uneven, key=lambda name: (-times[name][0], name))
+        doubts.append(worded(DIFFERS["uneven-calls"], {"operators": _most(longest)}))
+    return replace(found, findings=(*_findings(found, doubts, on_gpu[0], lacks), *notes))
 
 
-def _findings(diff: TraceDiff, lacks: str | None = None) -> Iterator[Finding]:
+def _common_ranks(a: TraceReport, b: TraceReport) -> frozenset[int] | None:
+    """The ranks of both captures of jobs of one size, where one of them lacks some; else `None`."""
+    ranks = [frozenset(rank.rank for rank in report.ranks) for report in (a, b)]
+    sizes = {rank.world_size for report in (a, b) for rank in report.ranks}
+    is_one_size = len(sizes) == 1 and None not in sizes
+    return ranks[0] & ranks[1] or None if is_one_size and ranks[0] != ranks[1] else None
+
+
+def _of_ranks(report: TraceReport, chosen: frozenset[int] | None) -> TraceReport:
+    if chosen is None:
+        return report
+    return replace(report, ranks=tuple(rank for rank in report.ranks if rank.rank in chosen))
+
+
+def _doubts(
+    diff: TraceDiff, a: TraceReport, b: TraceReport, common: frozenset[int] | None, has_cpu: Sequence[bool]
+) -> Iterator[str]:
+    """What else differs, so that times do, too: other ranks, devices, much more work, steps left out."""
+    if common:
+        yield worded(DIFFERS["common-ranks"], {"ranks": ranks_text(sorted(common))})
+    elif diff.num_ranks[0] != diff.num_ranks[1]:
+        yield worded(DIFFERS["ranks"], {"num_a": diff.num_ranks[0], "num_b": diff.num_ranks[1]})
+    if diff.devices[0] != diff.devices[1]:
+        yield worded(DIFFERS["devices"], {"a": diff.devices[0], "b": diff.devices[1]})
+    for side, is_known in zip("AB", has_cpu, strict=True):
+        if not is_known and any(has_cpu):
+            yield worded(DIFFERS["cpu"], {"side": side})
+    if all(has_cpu) and diff.per == "step":
+        calls = [_num_calls(report) / max(_num_steps(report), 1) for report in (a, b)]
+        if abs(calls[1] - calls[0]) > UNEVEN * calls[0]:
+            yield worded(DIFFERS["calls"], {"num_a": round(calls[0]), "num_b": round(calls[1])})
+    for side, left_out in zip("AB", diff.outlying, strict=True):
+        if left_out:
+            named = f"{'step' if len(left_out) == 1 else 'steps'} {numbers_text(left_out)}"
+            yield worded(DIFFERS["steps"], {"side": side, "steps": named})
+
+
+def _outlying(report: TraceReport, per: Per) -> tuple[int, ...]:
+    return tuple(each.step for each in outlying_steps(report.ranks)) if per == "step" else ()
+
+
+def _num_calls(report: TraceReport) -> float:
+    return sum(row.count for rank in report.ranks for row in _rows(rank, "step", "ops"))
+
+
+def _unevenly_called(a: TraceReport, b: TraceReport) -> frozenset[str]:
+    """Operators whose calls grew unlike those of most operators and kernels: a call does other work."""
+    counts = [Counter[tuple[str, str]](), Counter[tuple[str, str]]()]
+    for of_report, report in zip(counts, (a, b), strict=True):
+        for row in (row for rank in report.ranks for row in (*rank.ops, *rank.kernels)):
+            of_report[row.kind, row.name] += row.count
+    ratios = {each: counts[1][each] / counts[0][each] for each in counts[0].keys() & counts[1].keys()}
+    middle = median(ratios.values()) if ratios else 1.0
+    uneven = (each for each, ratio in ratios.items() if abs(ratio / middle - 1) > UNEVEN)
+    return frozenset(name for kind, name in uneven if kind == "op")
+
+
+def _most(names: Sequence[str]) -> str:
+    """The first three names, and how many more there are."""
+    shown, more = names[:3], len(names) - 3
+    return listed([*shown, *([plural(more, "other")] if more > 0 else [])])
+
+
+def _spans(a: TraceReport, b: TraceReport, per: Per) -> Iterator[Change]:
+    """The span alone: a GPU worked in only one of the captures."""
+    if per == "step":
+        yield _change("span", *(_mean(each, lambda step: step.span_us, per) for each in (a, b)))
+
+
+def _classes(a: TraceReport, b: TraceReport, per: Per) -> Iterator[Change]:
+    """The parts of a step or capture; idle time by its cause only if that is known of both."""
+    is_open = any(map(is_waiting_unknown, (a, b)))
+    is_idle_known = _is_idle_known(a) == _is_idle_known(b)
+    left_out = {*(_DIVIDED if is_open else [_UNDIVIDED]), *(["span"] if per != "step" else [])}
+    for name, of in _CLASSES:
+        if name not in left_out and (is_idle_known or not name.startswith("idle_")):
+            yield _change(name, _mean(a, of, per), _mean(b, of, per))
+    if not is_idle_known:
+        yield _change("idle", *(_mean(each, lambda step: step.idle_us, per) for each in (a, b)))
+
+
+def _is_idle_known(report: TraceReport) -> bool:
+    """Whether most idle time has a cause: launches are recorded."""
+    totals = [rank.total for rank in report.ranks]
+    return 2 * sum(each.idle_by_cause_us.unknown for each in totals) <= sum(each.idle_us for each in totals)
+
+
+def _findings(
+    diff: TraceDiff, doubts: Sequence[str], on_gpu: bool, lacks: str | None = None
+) -> Iterator[Finding]:
     """How much longer a step takes, and the part that changed most: in that direction, if steps differ.
 
     `lacks`: the side whose traces lack their device's work.
     """
+    doubt = "; ".join(doubts) or None
     if lacks:
         yield finding("not-measured", case="no-device-work", where=lacks)
         return
     if diff.per != "step":
-        yield finding("not-measured", case="unmarked", where=without_steps(diff))
+        yield finding("not-measured", case="unmarked", where=without_steps(diff), doubt=doubt)
         return
     span, *parts = diff.classes
     sign = 1 if span.change_us >= 0 else -1
     is_alike = abs(span.percent or 0.0) < LEAST_PERCENT
+    ends_ms: dict[str, Any] = {"a_ms": span.a_us / 1000, "b_ms": span.b_us / 1000}
+    is_equal = len(set(map(format_ms, ends_ms.values()))) == 1
     yield finding(
         "changed",
         where="a step",
         percent=span.percent,
         change=None if is_alike else change_text(span.percent or 0.0),
         within_percent=LEAST_PERCENT if is_alike else None,
-        a_ms=span.a_us / 1000,
-        b_ms=span.b_us / 1000,
+        doubt=doubt,
+        **({"both_ms": ends_ms["b_ms"]} if is_equal else ends_ms),
     )
     if not parts:  # a GPU worked in only one of the captures
         return
@@ -165,16 +278,17 @@ def _findings(diff: TraceDiff, lacks: str | None = None) -> Iterator[Finding]:
     against = (each for each in parts if each.change_us * most.change_us < 0)
     opposite = "+" if most.change_us < 0 else MINUS
     offset = [
-        f"{_part_name(each)} ({opposite}{format_ms(abs(each.change_us) / 1000)} ms)"
+        f"{_part_name(each, on_gpu)} ({opposite}{format_ms(abs(each.change_us) / 1000)} ms)"
         for each in sorted(against, key=lambda each: -abs(each.change_us))
         if abs(each.change_us) >= OFFSETS * abs(most.change_us)
     ]
     yield finding(
         "part-changed",
-        part=_part_name(most),
+        part=_part_name(most, on_gpu),
         a_ms=most.a_us / 1000,
         b_ms=most.b_us / 1000,
-        offset=listed(offset) if is_alike and offset else None,
+        offset=listed(offset) if offset else None,
+        partly="" if is_alike else "partly ",
         weight=1,
     )
     if diff.operators is None:
@@ -183,6 +297,7 @@ def _findings(diff: TraceDiff, lacks: str | None = None) -> Iterator[Finding]:
 
 PART_NAMES = {
     "exposed_comm": NOT_RECORDED["untraced"].removeprefix("in "),
+    "idle": "idle time",
     "idle_data": SPENT["input"],
     "idle_host": SPENT["host"],
     "idle_one_off": SPENT["one_off"],
@@ -191,7 +306,9 @@ PART_NAMES = {
 }
 
 
-def _part_name(part: Change) -> str:
+def _part_name(part: Change, on_gpu: bool) -> str:
+    if part.name == "idle_host" and not on_gpu:
+        return f"time {SPENT['outside']}"
     return PART_NAMES.get(part.name) or part.name.replace("_", " ")
 
 
@@ -210,14 +327,15 @@ def _num_steps(report: TraceReport) -> int:
 
 def _is_as_much(a: TraceReport, b: TraceReport) -> bool:
     """Whether as many ranks of both made as many calls of each kernel and each operator."""
-    calls = [
-        (
-            sorted((row.name, row.count) for rank in report.ranks for row in rank.kernels),
-            sorted((row.name, row.count) for rank in report.ranks for row in rank.ops),
-        )
-        for report in (a, b)
-    ]
-    return len(a.ranks) == len(b.ranks) and any(calls[0]) and calls[0] == calls[1]
+    kernels, ops = (
+        [
+            sorted((row.name, row.count) for rank in each.ranks for row in getattr(rank, kind))
+            for each in (a, b)
+        ]
+        for kind in ("kernels", "ops")
+    )
+    known = [each for each in (kernels, ops) if all(each)]
+    return len(a.ranks) == len(b.ranks) and bool(known) and all(each[0] == each[1] for each in known)
 
 
 def _rows(rank: RankTrace, per: Per, kind: Literal["kernels", "ops"]) -> tuple[NameTotal, ...]:
@@ -231,7 +349,8 @@ def _units(report: TraceReport, per: Per) -> float | None:
 
 
 def _mean(report: TraceReport, of: Callable[[Breakdown], float], per: Per) -> float:
-    """Per step, per rank's trace, or per second, of all ranks together."""
+    """Per usual step, per rank's trace, or per second, of all ranks together."""
+    report = of_usual_steps(report) if per == "step" else report
     seconds = max(sum(rank.total.span_us for rank in report.ranks) / SECOND_US, 1 / SECOND_US)
     units = {"step": _num_steps(report), "capture": len(report.ranks), "second": seconds}
     parts = (of(each) for rank in report.ranks for each in (rank.steps if per == "step" else (rank.total,)))
@@ -270,13 +389,13 @@ def _in_units(us: float, count: float, units: float | None) -> float:
 
 def _notes(a: TraceReport, b: TraceReport) -> Iterator[Finding]:
     """Notes on both captures; what only one has recorded would look new or gone."""
-    if _devices(a) != _devices(b) or len(a.ranks) != len(b.ranks):
-        yield noticed("unlike-jobs")
     if _has_shapes(a) != _has_shapes(b):
         yield noticed("shapes-on-one-side", side="A" if _has_shapes(a) else "B")
     for side, report in (("A", a), ("B", b)):
-        details = of_level(report.findings, "detail")  # parts are means of all steps
-        yield from (with_figures(each, of=f"{side}: ", left_out=None) for each in details)
+        details = of_level(report.findings, "detail")
+        for each in details:
+            left_out = PARTS_OF_STEP if each.figures.get("case") == "outlying-step" else None
+            yield with_figures(each, of=f"{side}: ", left_out=left_out)
 
 
 def _has_shapes(report: TraceReport) -> bool:
@@ -307,12 +426,15 @@ Path = tuple[RowName, ...]
 """The places from the outermost module or operator to the one that is meant."""
 
 
-def operator_changes(a: TraceReport, b: TraceReport, per: Per) -> tuple[OperatorChange, ...] | None:
-    """The tree of operators of both; `None` unless both reports have theirs."""
+def operator_changes(
+    a: TraceReport, b: TraceReport, per: Per, uneven: Collection[str] = ()
+) -> tuple[OperatorChange, ...] | None:
+    """The tree of operators of both, without what is `uneven`; `None` unless both reports have theirs."""
     before, after = _tree(a, per), _tree(b, per)
     if before is None or after is None:
         return None
     paths = [path for path in {**before, **after} if _comparable(path, before) and _comparable(path, after)]
+    paths = [path for path in paths if not any(kind == "op" and name in uneven for kind, name in path)]
     if _has_shapes(a) != _has_shapes(b):
         paths = [path for path in paths if path[-1][0] != "shapes"]
     changed = {path for path in paths if before.get(path) != after.get(path)}

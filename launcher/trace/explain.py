@@ -10,8 +10,9 @@ from math import ceil
 from statistics import fmean, median
 from typing import Any, TypeVar
 
-from gpurun.launcher.findings.finding import Finding, finding, noticed, ranked, with_figures
-from gpurun.launcher.findings.trace_cases import BY_SHARES, IN_STEP, NOT_RECORDED, OF_STEP
+from gpurun.launcher.findings.finding import Finding, finding, noticed, ranked, with_figures, worded
+from gpurun.launcher.findings.trace_cases import BY_SHARES, IN_STEP, NOT_RECORDED, OF_STEP, SLOWED
+from gpurun.launcher.stats.core_waiting import QUEUE_PERCENT
 from gpurun.launcher.trace.causes import (
     EVENTS_LEFT_OUT,
     IN_STACKS,
@@ -51,6 +52,8 @@ from gpurun.launcher.trace.model import (
 from gpurun.launcher.units import listed, ranks_text
 
 MENTION_NEXT_FROM = 0.20
+FEW_STEPS = 2
+"""So many usual steps, or fewer, may be unlike others."""
 LATENCY_FROM = 0.01
 """Share of the step from which on the delay after the launching calls is told apart from the rest."""
 COPYING = re.compile("Memcpy")
@@ -101,7 +104,8 @@ def _explained(whole: TraceReport, report: TraceReport, unreplayed: str) -> tupl
         others = 100 * max(each.share for each in found)
         bound = ceil(others) if others >= 1 else ceil(10 * others) / 10  # rounded down, it would be too small
         percent, whose = _compute_percent(report), _whose(report)
-        return (_traced(whole, percent=percent, whose=whose, most_percent=bound or None),)
+        of_each = "any rank's" if whose else None
+        return (_traced(whole, percent=percent, whose=whose, most_percent=bound or None, of_each=of_each),)
     named = [found[0], *(cause for cause in found[1:] if cause.weight >= MENTION_NEXT_FROM)]
     if first.part in WITHOUT_ADVICE and len(named) == 1:
         named += [cause for cause in found[1:2] if cause.weight >= MENTION_FROM]
@@ -111,14 +115,25 @@ def _explained(whole: TraceReport, report: TraceReport, unreplayed: str) -> tupl
     most = max(cause.weight for cause in named)  # the first says most, though another may take more
     said = [(cause, each) for cause in named for each in _said(cause, report)]
     weighed = (replace(each, weight=most) if cause is first else each for cause, each in said)
-    return ranked((_traced(whole, basis=BY_SHARES.get(unreplayed)), *weighed, *_slowed(named, report)))
+    slowed = "; ".join(_slowed(named, report)) or None
+    return ranked((_traced(whole, basis=BY_SHARES.get(unreplayed), slowed=slowed), *weighed))
 
 
-def _slowed(named: Sequence[Cause], report: TraceReport) -> Iterator[Finding]:
-    """Whether recording stacks has made a cause larger."""
-    ranks = [rank.rank for rank in report.ranks if rank.cpu.has_stacks]
-    if ranks and any(cause.part in ("input", "one_off", *OF_HOST) for cause in named):
-        yield noticed("stacks-recorded", ranks=ranks)
+def _slowed(named: Sequence[Cause], report: TraceReport) -> Iterator[str]:
+    """What has made causes larger: recording stacks, and other programs on the cores."""
+    has_stacks = any(rank.cpu.has_stacks for rank in report.ranks)
+    if has_stacks and any(cause.part in ("input", "one_off", *OF_HOST) for cause in named):
+        yield SLOWED["stacks"]
+    queued = {rank.rank: _queue_percent(rank) for rank in report.ranks if rank.facts and rank.steps}
+    most = max(queued, key=lambda rank: queued[rank], default=None)
+    if most is not None and queued[most] > QUEUE_PERCENT:
+        yield worded(SLOWED["queued"], {"rank": str(most), "queue_percent": queued[most]})
+
+
+def _queue_percent(rank: RankTrace) -> float:
+    """The share of a step in which the thread that steps waits for a core."""
+    span_us = fmean(step.span_us for step in rank.steps)
+    return 100 * _thread_us(rank)[1] / span_us if span_us else 0.0
 
 
 def _once(found: Sequence[Cause]) -> Cause | None:
@@ -137,12 +152,13 @@ def _said(cause: Cause, report: TraceReport) -> tuple[Finding, ...]:
 
 def _traced(report: TraceReport, **figures: Any) -> Finding:
     num_steps = max(len(rank.steps) for rank in report.ranks)
+    is_few = num_steps - len(outlying_steps(report.ranks)) <= FEW_STEPS
     return finding(
         "traced",
         num_ranks=len(report.ranks),
         devices=listed(sorted({rank.device for rank in report.ranks})),
-        num_steps=num_steps if num_steps > 1 else None,
-        num_alone=1 if num_steps == 1 else None,
+        num_steps=None if is_few else num_steps,
+        num_few=num_steps or None if is_few else None,
         **figures,
     )
 

@@ -30,6 +30,8 @@ from gpurun.launcher.units import (
 CHANGE = ("change", "%")
 OPERATOR_TREE = "modules and operators by caller, that changed"
 NO_OPERATOR_CHANGED = "No module or operator takes another time."
+LEAST_US = 0.5
+"""A shorter time, or a smaller change, is none in the digits that are shown."""
 MAX_PERCENT = 1000
 """Percent from which on a growth reads better as a factor."""
 
@@ -143,7 +145,7 @@ def shown_changes(diff: TraceDiff, a: str, b: str) -> tuple[TableContent, str]:
 
 def _no_change(diff: TraceDiff) -> str:
     """Why there is no tree."""
-    return NO_OPERATOR_CHANGED if diff.operators is not None else "a GPU worked in one of them only"
+    return NO_OPERATOR_CHANGED if diff.operators is not None else "their operators can't be compared"
 
 
 def _change_cells(each: Change) -> tuple[Cell, ...]:
@@ -201,8 +203,9 @@ def render_trace_diff(diff: TraceDiff, width: int, details: bool = True) -> str:
         ("operators", diff.ops),
         ("operators by shape", diff.shapes),
     ):
-        if changes:
-            moved = sorted(changes, key=lambda change: -abs(change.change_us))[:MAX_NAMES]
+        if any(abs(each.change_us) >= LEAST_US for each in changes):
+            some = (each for each in changes if max(each.a_us, each.b_us) >= LEAST_US)
+            moved = sorted(some, key=lambda change: -abs(change.change_us))[:MAX_NAMES]
             tables += [""] if tables else []
             tables.append(_changes(title, sorted(moved, key=lambda change: -change.change_us)))
     return _rendered(diff, tables, width, details)
@@ -210,7 +213,9 @@ def render_trace_diff(diff: TraceDiff, width: int, details: bool = True) -> str:
 
 def _per(diff: TraceDiff, a: str = "A", b: str = "B") -> str:
     if diff.per == "step":
-        return "ms per step and rank"
+        return (
+            f"ms per step and rank{'; of kernels and operators, of all steps' if any(diff.outlying) else ''}"
+        )
     where = without_steps(diff, a, b)
     unmarked = f"no steps are marked in {where} (by profiler.step())"
     unit = "in all" if diff.per == "capture" else "per second"

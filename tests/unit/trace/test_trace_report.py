@@ -160,7 +160,7 @@ def test_the_difference_of_two_captures(tmp_path: Path) -> None:
     assert diff.ops[0].name == "aten::mm"
     classes = {each.name: each.change_us for each in diff.classes}
     assert (classes["span"], classes["compute"], classes["idle_host"]) == (0, 30, -30)
-    assert diff.findings[0].text == "in B a step takes about as long, within 1 % (0.500 instead of 0.500 ms)"
+    assert diff.findings[0].text == "in B a step takes about as long, within 1 % (0.500 ms)"
     assert diff.findings[1].text == (
         "compute takes 0.130 instead of 0.100 ms of it, offset by waiting for the CPU (−0.030 ms)"
     )
@@ -172,9 +172,59 @@ def test_the_difference_of_two_captures(tmp_path: Path) -> None:
 
 def test_captures_of_other_devices_or_ranks_say_so() -> None:
     v100, h100 = (analyse_paths([REAL / name]) for name in ("dlrm_8xV100", "vit_H100"))
-    noted = [each.text for each in diff_traces(v100, h100).findings if each.figures.get("case")]
-    assert any("different devices or numbers of ranks" in text for text in noted)
-    assert not any("different" in each.text for each in diff_traces(h100, h100).findings)
+    said = diff_traces(v100, h100).findings[0].text
+    assert (
+        "; A has 8 ranks, B 1; A ran on Tesla V100-SXM2-32GB, B on NVIDIA H100 80GB HBM3; a step of" in said
+    )
+    assert ";" not in diff_traces(h100, h100).findings[0].text
+
+
+def test_some_ranks_of_a_capture_are_compared_with_the_same_ranks() -> None:
+    """Means over other ranks would differ, though nothing has changed."""
+    files = sorted((REAL / "dlrm_8xV100").glob("worker*"))
+    whole, some = analyse_paths(files), analyse_paths(files[:4])
+    for diff in (diff_traces(whole, some), diff_traces(some, whole)):
+        assert diff.findings[0].text == (
+            "in B a step takes about as long, within 1 % (16.2 ms); compared by ranks 0–3, which both have"
+        )
+        assert all(each.change_us == pytest.approx(0, abs=1e-6) for each in (*diff.classes, *diff.kernels))
+
+
+def test_of_captures_that_call_operators_unequally_often_only_the_others_are_compared(
+    tmp_path: Path,
+) -> None:
+    """B copies on the CPU, too: a call takes less on the GPU, though its copies take longer."""
+
+    def record(name: str, num_copies: int, copy_us: int) -> TraceReport:
+        events = []
+        for turn in range(3):
+            at, number = 1000 * turn, 10 * turn
+            events += [span("cpu_op", "aten::mm", at, 20), launch(at + 5, 5, number + 1)]
+            events += [
+                kernel("gemm", at + 30, copy_us, number + 1),
+                span("cpu_op", "aten::copy_", at + 40, 20),
+            ]
+            events += [launch(at + 45, 5, number + 2), kernel("Memcpy", at + 240, copy_us, number + 2)]
+        events += [span("cpu_op", "aten::copy_", 3000 + 10 * i, 5) for i in range(num_copies)]
+        return analyse_paths([write(tmp_path / name, events)], show=frozenset({"operators"}))
+
+    diff = diff_traces(record("a.json", 0, 100), record("b.json", 300, 200))
+    assert [each.name for each in diff.ops] == ["aten::mm"]
+    assert [each.name for each in diff.operators or ()] == ["aten::mm"]
+    assert diff.findings[0].text.endswith("; not compared, as A and B call them unequally often: aten::copy_")
+
+
+def test_a_capture_without_the_cpu_says_so_and_compares_no_operators(tmp_path: Path) -> None:
+    work = [launch(5, 5, 1), kernel("gemm", 30, 100, 1), kernel("gemm", 230, 100, 2)]
+    calls = [launch(200, 5, 2), span("cpu_op", "aten::mm", 0, 20)]
+    with_cpu = analyse_paths([write(tmp_path / "a.json", [*work, *calls])])
+    alone = analyse_paths([write(tmp_path / "b.json", [each for each in work if each["cat"] == "kernel"])])
+    diff = diff_traces(with_cpu, alone)
+    assert (diff.per, diff.ops, diff.operators) == ("capture", (), None)
+    assert [each.name for each in diff.classes if each.a_us] == ["compute", "idle"]
+    assert "B has no events of the CPU, so operators and idle time by cause aren't compared" in (
+        diff.findings[0].text
+    )
 
 
 def test_communication_whose_waiting_is_unknown_is_no_transfer_that_grew(tmp_path: Path) -> None:
@@ -408,15 +458,19 @@ def test_a_rate_of_several_sizes_is_their_bytes_over_their_time(
     assert row[4] == rate
 
 
-def test_a_comparison_leaves_no_step_out() -> None:
+def test_a_comparison_leaves_out_the_steps_that_causes_are_without() -> None:
+    """As `gpurun trace` says of the same file: 125 ms in a usual step, 21.0 of them waiting for the CPU."""
     report = analyse_paths([REAL / "resnet50_V100" / "num_workers_4.pt.trace.json.gz"])
     diff = diff_traces(report, report)
     noted = [each.text for each in diff.findings if each.figures.get("case") == "outlying-step"]
     steps = [f"{side}: step {number}" for side in "AB" for number in (5, 9)]
     assert [each.partition(" takes")[0] for each in noted] == steps
-    assert not any("without it" in each for each in noted)
-    span = next(each.a_us for each in diff.classes if each.name == "span")
-    assert span == pytest.approx(sum(each.span_us for each in report.ranks[0].steps) / 6)
+    assert all(each.endswith("; parts of a step are without it") for each in noted)
+    assert "without steps 5, 9 of B, far longer than the others" in diff.findings[0].text
+    classes = {each.name: each.a_us for each in diff.classes}
+    usual = [each for each in report.ranks[0].steps if each.step not in (5, 9)]
+    assert classes["span"] == pytest.approx(sum(each.span_us for each in usual) / 4)
+    assert classes["idle_host"] == pytest.approx(20_991, abs=1)
 
 
 def test_a_part_that_grew_in_a_step_as_long_says_what_offset_it(tmp_path: Path) -> None:

@@ -112,7 +112,9 @@ def test_a_cpu_and_a_gpu_are_compared_by_their_operators(tmp_path: Path, wording
 def test_without_steps_no_empty_table_is_shown_of_a_cpu_and_a_gpu(tmp_path: Path) -> None:
     ops = [span("cpu_op", "aten::mm", 0, 20)]
     on_cpu = analyse_paths([write(tmp_path / "a.json", ops)])
-    on_gpu = analyse_paths([write(tmp_path / "b.json", [*ops, launch(5, 5, 1), kernel("gemm", 12, 80, 1)])])
+    longer = [span("cpu_op", "aten::mm", 0, 30)]
+    work = [launch(5, 5, 1), kernel("gemm", 12, 80, 1)]
+    on_gpu = analyse_paths([write(tmp_path / "b.json", [*longer, *work])])
     said = render_trace_diff(diff_traces(on_cpu, on_gpu), 100)
     assert [line.split()[-1] for line in said.splitlines() if line.startswith((" ", "A  "))] == ["operators"]
 
