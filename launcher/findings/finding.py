@@ -185,6 +185,25 @@ _BY_UNIT: Mapping[str, Callable[[float], str]] = {
 }
 
 
+def of_files(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The findings, with those as one that differ in the name of the file only."""
+    files: dict[str, list[str]] = {}
+    first: dict[str, Finding] = {}
+    for each in findings:
+        key = repr((each.code, {**each.figures, "file": None} if "file" in each.figures else id(each)))
+        first.setdefault(key, each)
+        files.setdefault(key, []).append(str(each.figures.get("file")))
+    return tuple(
+        each if len(files[key]) == 1 else with_figures(each, file=_shortened(files[key]))
+        for key, each in first.items()
+    )
+
+
+def _shortened(files: Sequence[str]) -> str:
+    """`a.json and b.json`; `a.json and 7 others`."""
+    return listed([*files]) if len(files) == 2 else f"{files[0]} and {plural(len(files) - 1, 'other')}"
+
+
 def of_level(findings: Sequence[Finding], *levels: Level) -> tuple[Finding, ...]:
     """The findings of these levels, in their order."""
     return tuple(each for each in findings if each.level in levels)

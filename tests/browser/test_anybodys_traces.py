@@ -27,7 +27,8 @@ def test_anybodys_traces_need_no_run(open_tab: OpenTab) -> None:
     # Steps of 43.4 and 63.4 ms; both count, as they do for `gpurun trace`.
     assert tab.title() == (
         "A step takes 53.4 ms on rank 0, the longest of all; 90 % of it is compute. 2 ranks on GPU, 2 "
-        "steps; compute takes 85 % of the time of all ranks, no other cause more than 4 % of any rank's."
+        "steps, which may be unlike others; compute takes 85 % of the time of all ranks, no other cause more "
+        "than 4 % of any rank's."
     )
     assert tab.find(".where .total").all_inner_texts() == ["53.4", "53.4"]
     expect(tab.find(".strip canvas")).to_have_attribute(

@@ -9,7 +9,7 @@ from itertools import pairwise
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gpurun.launcher.findings.finding import Finding, of_level, screen_of
+from gpurun.launcher.findings.finding import Finding, of_files, of_level, screen_of
 from gpurun.launcher.grouping import grouped
 from gpurun.launcher.report.tables_on_request import ShownRow, ShownTable, TableContent, shown_table
 from gpurun.launcher.report.terminal.layout import (
@@ -271,7 +271,7 @@ def _names(
 
 def notes_in(findings: Sequence[Finding]) -> list[str]:
     """The notes on traces."""
-    return [f"note: {clean(each.text)}" for each in of_level(findings, "detail")]
+    return [f"note: {clean(each.text)}" for each in of_files(of_level(findings, "detail"))]
 
 
 def parallelism_tables(report: TraceReport, width: int) -> list[RenderableType]:

@@ -22,6 +22,7 @@ from gpurun.launcher.findings.finding import (
     below_its_name,
     finding,
     noticed,
+    of_files,
     ranked,
     relative_to,
     screen_of,
@@ -192,6 +193,19 @@ def test_a_finding_may_have_other_figures() -> None:
     assert found.text == f"/a/rank0.json: {said}"
     assert relative_to(Path("/a"), found) == with_figures(found, file="rank0.json")
     assert with_figures(found, of="A: ", file=None).text == f"A: {said}"
+
+
+def test_notes_that_differ_in_the_file_only_are_said_once() -> None:
+    def said(count: int) -> list[str]:
+        notes = [noticed("no-steps", file=f"r{rank}.json") for rank in range(count)]
+        return [each.text for each in of_files([*notes, noticed("steps-overlap", file="r0.json")])][:-1]
+
+    sentence = "no steps, which profiler.step() would mark"
+    assert said(1) == [f"r0.json: {sentence}"]
+    assert said(2) == [f"r0.json and r1.json: {sentence}"]
+    assert said(8) == [f"r0.json and 7 others: {sentence}"]
+    other = noticed("cut-off", file="a.json", cut_byte=1), noticed("cut-off", file="b.json", cut_byte=2)
+    assert of_files(other) == other
 
 
 def test_a_code_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:

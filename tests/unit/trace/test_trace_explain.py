@@ -648,6 +648,29 @@ def test_a_share_of_the_time_of_several_ranks_says_so(tmp_path: Path) -> None:
     assert "all ranks" not in analyse_paths([tmp_path / "rank1.json"]).conclusion
 
 
+@pytest.mark.parametrize(
+    ("gap_us", "said"), [(40, ", no other cause more than 4 % of any rank's."), (0, ".")]
+)
+def test_the_bound_of_other_causes_is_of_a_rank(tmp_path: Path, gap_us: int, said: str) -> None:
+    for rank, later_us in enumerate((0, gap_us)):
+        events = [launch(0, 1, 1), kernel("k", 2, 500, 1), launch(500 + later_us, 1, 2)]
+        events.append(kernel("k", 502 + later_us, 500, 2))
+        write(tmp_path / f"rank{rank}.json", events, **rank_info(rank, 2))
+    assert analyse_paths([tmp_path]).conclusion.endswith(f"of the time of all ranks{said}.")
+
+
+@pytest.mark.parametrize(
+    ("queue_us", "said"), [(60, "; rank 0 waited for a free core in 30 % of its step"), (2, "")]
+)
+def test_load_and_few_steps_are_said_next_to_causes(tmp_path: Path, queue_us: int, said: str) -> None:
+    """As a run's report says of its steps."""
+    facts = {"samples": 8, "thread_cpu_ns": 190_000, "queue_ns": 1000 * queue_us}
+    events = [step(number, 200 * number, 200) for number in range(2)]
+    events += [called("aten::mm", 200 * number, 200 * number + 100, "cpu_op") for number in range(2)]
+    report = analyse_paths([write(tmp_path / "cpu.json", events, gpurunRank=facts)])
+    assert report.findings[0].text == f"1 rank on CPU, 2 steps, which may be unlike others{said}"
+
+
 def test_what_passes_until_launched_work_starts_is_said_where_it_is_much(tmp_path: Path) -> None:
     """Of each gap of 30 µs, 15."""
     events = [launch(40 * i, 5, i + 1) for i in range(10)]

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpurun.launcher.report.tables_on_request import shown_table
 from gpurun.launcher.report.terminal.changes import render_operator_changes, render_trace_diff
 from gpurun.launcher.report.terminal.trace import render_tables
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.analysis.on_request.shapes import Work, call_of, work_of
 from gpurun.launcher.trace.diff import OperatorChange, diff_traces
 from gpurun.launcher.trace.explain import trace_causes
-from gpurun.launcher.trace.model import TABLES, CriticalPath, OperatorTotal, Table, TraceReport
+from gpurun.launcher.trace.model import TABLES, CriticalPath, OperatorTotal, PathPart, Table, TraceReport
 from tests.said import trace_notes
 from tests.unit.trace.on_request.simulated_job import draw, plant
 from tests.unit.trace.trace_files import REAL, Event, kernel, launch, load, rank_info, span, step, write
@@ -422,6 +424,15 @@ def test_all_tables_as_text(
     simulated = analyse_paths([directory], None, frozenset({"critical-path"}))
     texts = (render_tables(report, TABLES, 100), render_tables(simulated, ("critical-path",), 80))
     snapshot("trace-tables.txt", "\n".join(texts))
+
+
+@pytest.mark.parametrize(("gain_us", "is_said"), [(3.0, True), (-3.0, False)])
+def test_that_even_ranks_would_take_longer_is_no_advice(gain_us: float, is_said: bool) -> None:
+    path = CriticalPath(10.0, 10.0, 1, (PathPart("host", None, None, 10.0, 9.0),), (), (), gain_us, 0, 0)
+    report = replace(analyse_paths([REAL / "vit_H100"]), critical_path=path)
+    said = " ".join(shown_table(report, "critical-path").notes)
+    assert ("If all ranks computed and copied equally long" in said) == is_said
+    assert "longer" not in said
 
 
 @pytest.mark.parametrize(
