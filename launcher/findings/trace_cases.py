@@ -55,6 +55,12 @@ SLOWED: Mapping[str, str] = {
 }
 """What has made causes larger than they would be."""
 UNCERTAIN_PATH = "The path and its gains are uncertain: {}."
+OUTSIDE_OF_OPERATORS = "the CPU outside of operators"
+ALL_OF_CPU = (
+    "the CPU's time outside of operators",
+    "all of the CPU's time, even where nothing waits for it, but with the time from launch to start,",
+)
+"""What a replay leaves out of the critical path; the second where work is launched."""
 NO_PATH = (
     "no critical path: the traces have no work whose launch is known",
     "no critical path: events were left out of the traces",

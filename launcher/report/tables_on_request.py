@@ -7,7 +7,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, TypeVar
 
-from gpurun.launcher.findings.trace_cases import BY_SHARES, NO_PATH, UNCERTAIN_PATH
+from gpurun.launcher.findings.trace_cases import (
+    ALL_OF_CPU,
+    BY_SHARES,
+    NO_PATH,
+    OUTSIDE_OF_OPERATORS,
+    UNCERTAIN_PATH,
+)
 from gpurun.launcher.trace.model import (
     CollectiveTotal,
     CopyTotal,
@@ -55,7 +61,6 @@ _WORDS = {
 _WITHOUT = _WORDS | {
     "transfer": "the transfer of collectives",
     "copies": "the copies",
-    "host": "all of the CPU's time, even where nothing waits for it,",
     "latency": "the time from the end of what was waited for to the start",
     "before": "the later begin of a rank's trace",
 }
@@ -296,14 +301,15 @@ def _critical_path(report: TraceReport) -> TableContent:
         return TableContent((), (NO_PATH[is_thinned],))
     share = FigureColumn[PathPart]("% of path", lambda row: 100 * row.path_us / path.length_us, _one_decimal)
     times = (FigureColumn[PathPart]("ms", lambda row: row.path_us, us_in_ms), share)
-    tables = [_parts(path, times[0])]
+    words = _WORDS if _has_launches(report) else _WORDS | {"host": OUTSIDE_OF_OPERATORS}
+    tables = [_parts(path, times[0], words)]
     if path.names:
         title = "kernels and collectives on it"
         tables.append(_table((*times, _GAIN), title, path.names, lambda row: row.name or ""))
     if len(report.ranks) > 1:
         rank = FigureColumn[PathPart]("rank", lambda row: row.rank, format_count)
-        tables.append(_table((*times, rank), "where it runs", path.ranks, lambda row: _WORDS[row.part]))
-    return TableContent(tuple(tables), (*_doubt(report), *_sentences(path)))
+        tables.append(_table((*times, rank), "where it runs", path.ranks, lambda row: words[row.part]))
+    return TableContent(tuple(tables), (*_doubt(report), *_sentences(path, _has_launches(report))))
 
 
 def _doubt(report: TraceReport) -> Iterator[str]:
@@ -312,7 +318,7 @@ def _doubt(report: TraceReport) -> Iterator[str]:
         yield UNCERTAIN_PATH.format(BY_SHARES[report.unreplayed])
 
 
-def _parts(path: CriticalPath, time: FigureColumn[PathPart]) -> ShownTable:
+def _parts(path: CriticalPath, time: FigureColumn[PathPart], words: Mapping[str, str]) -> ShownTable:
     title = "critical path over all ranks"
     shown = whole_parts([each.path_us for each in path.parts], path.length_us)
     parts = [replace(each, path_us=us) for each, us in zip(path.parts, shown, strict=True)]
@@ -320,7 +326,7 @@ def _parts(path: CriticalPath, time: FigureColumn[PathPart]) -> ShownTable:
     percents = {each.part: tenth / 10 for each, tenth in zip(path.parts, tenths, strict=True)}
     share = FigureColumn[PathPart]("% of path", lambda row: percents[row.part], _one_decimal)
     some = [each for each in parts if max(each.path_us, each.gain_us or 0.0) >= _NOTHING_US]
-    table = _table((time, share, _GAIN), title, some, lambda row: _WORDS[row.part])
+    table = _table((time, share, _GAIN), title, some, lambda row: words[row.part])
     whole = (Cell(us_in_ms(path.length_us), path.length_us), Cell("100", 100.0), Cell("", None))
     total = ShownRow(whole, _whole(path), is_total=True)
     return ShownTable(table.titles, table.name_title, (*table.rows, total))
@@ -332,9 +338,14 @@ def _whole(path: CriticalPath) -> str:
     return f"all, {plural(path.num_steps, 'step')}: {us_in_ms(path.length_us / path.num_steps)} ms each"
 
 
-def _sentences(path: CriticalPath) -> list[str]:
+def _has_launches(report: TraceReport) -> bool:
+    return any(rank.total.launch_delay_us for rank in report.ranks)
+
+
+def _sentences(path: CriticalPath, has_launches: bool) -> list[str]:
     """The changes by which most would be gained, and how sure that is."""
-    found = [f"{_gain_sentence(path)} Gains don't add up: with one part gone, another one becomes critical."]
+    gain = _gain_sentence(path, has_launches)
+    found = [f"{gain} Gains don't add up: with one part gone, another one becomes critical."]
     if path.even_gain_us is not None and path.even_gain_us > -_NOTHING_US:
         found.append(
             "If all ranks computed and copied equally long, "
@@ -353,11 +364,12 @@ def _sentences(path: CriticalPath) -> list[str]:
     return found
 
 
-def _gain_sentence(path: CriticalPath) -> str:
+def _gain_sentence(path: CriticalPath, has_launches: bool) -> str:
     best = max(path.parts, key=lambda row: (row.part != "compute", row.gain_us or 0.0))
     gain_us = best.gain_us or 0.0
     most = "" if best.part == "compute" or gain_us < _NOTHING_US else ", the most of all that isn't compute"
-    return f"Without {_WITHOUT[best.part]} the job would be {_of(path, gain_us)} shorter{most}."
+    what = ALL_OF_CPU[has_launches] if best.part == "host" else _WITHOUT[best.part]
+    return f"Without {what} the job would be {_of(path, gain_us)} shorter{most}."
 
 
 def _of(path: CriticalPath, us: float) -> str:
