@@ -33,4 +33,4 @@ def test_what_goes_before_blocked_time_is_as_the_page_of_traces_says() -> None:
         return known(largest_loss(tuple(replace(one, **worked) for one in ranks))).text
 
     assert "rank 1 waits 40 % of its step (20.0 of 50.0 ms)" in named(20.0)
-    assert "(46.9 to 48.9 ms) blocked" in named(2.0)
+    assert "(46.9 to 48.9 of 50.0 ms) blocked" in named(2.0)
