@@ -99,13 +99,16 @@ def _explained(whole: TraceReport, report: TraceReport, unreplayed: str) -> tupl
     first = _once(found) or most_lost(found)
     if first is None:
         return (_traced(whole),)
-    found = [first, *(cause for cause in found if cause is not first)]
-    if found[0].weight < MENTION_FROM:
-        others = 100 * max(each.share for each in found)
+    largest, percent = max(found, key=lambda cause: cause.share), _compute_percent(report)
+    if first.weight < MENTION_FROM and 100 * largest.share > percent:
+        first = largest  # compute isn't what takes most
+    elif first.weight < MENTION_FROM:
+        others = 100 * max(largest.share, _issuing_share(report))
         bound = ceil(others) if others >= 1 else ceil(10 * others) / 10  # rounded down, it would be too small
-        percent, whose = _compute_percent(report), _whose(report)
+        whose = _whose(report)
         of_each = "any rank's" if whose else None
         return (_traced(whole, percent=percent, whose=whose, most_percent=bound or None, of_each=of_each),)
+    found = [first, *(cause for cause in found if cause is not first)]
     named = [found[0], *(cause for cause in found[1:] if cause.weight >= MENTION_NEXT_FROM)]
     if first.part in WITHOUT_ADVICE and len(named) == 1:
         named += [cause for cause in found[1:2] if cause.weight >= MENTION_FROM]
@@ -419,6 +422,12 @@ def _rank_time(rank: RankTrace, mean: Breakdown, parts: _Parts, wait_us: float) 
 def _outside_us(stretch: Breakdown) -> float:
     """Idle time of a CPU outside of operators; calls that issue collectives are operators, too."""
     return max(0.0, stretch.idle_by_cause_us.of_launches - stretch.host_while_idle_us.op)
+
+
+def _issuing_share(report: TraceReport) -> float:
+    """The largest share of a rank's time in which its CPU does nothing but issue collectives."""
+    means = [mean for rank, mean in _means(report) if _is_on_cpu(rank) and mean.span_us > 0]
+    return max((mean.host_while_idle_us.op / mean.span_us for mean in means), default=0.0)
 
 
 def _waits_us(report: TraceReport) -> dict[int, float]:

@@ -33,6 +33,7 @@ from gpurun.launcher.rundir.paths import rank_files
 from gpurun.launcher.rundir.records import MemoryPart, StepRecord
 from gpurun.launcher.stats.core_waiting import mean_of
 from gpurun.launcher.strategies import STRATEGIES
+from gpurun.launcher.trace.kineto.classify import HostKind, host_kind
 from gpurun.launcher.trace.model import IDLE_PARTS, Bubble, CpuFacts, Remedy, Saving
 from gpurun.launcher.units import GIB, Interval, ranks_text
 
@@ -280,7 +281,8 @@ def operators_ns(rank: "RankTrace") -> dict[str, int]:
         (kernel.name, kernel.device_us) for kernel in rank.per_step.kernels if kernel.kind == "compute"
     ]
     found: dict[str, float] = {}
-    for name, us in kernels or [(op.name, op.host_us) for op in rank.per_step.ops]:
+    computing = (op for op in rank.per_step.ops if host_kind("cpu_op", op.name) is HostKind.OP)
+    for name, us in kernels or [(op.name, op.host_us) for op in computing]:
         found[short_name(name)] = found.get(short_name(name), 0.0) + us / max(1, len(rank.steps))
     longest = sorted(found, key=lambda name: -found[name])[:MOST_OPERATORS]
     return {name: round(1000 * found[name]) for name in longest}

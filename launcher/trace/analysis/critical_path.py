@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from gpurun.launcher.trace.analysis.collectives.match import Collective
 from gpurun.launcher.trace.analysis.steps import HostStep, Launched
-from gpurun.launcher.trace.analysis.tables import cpu_compute
+from gpurun.launcher.trace.analysis.tables import cpu_compute, cpu_operators, issuing_calls
 from gpurun.launcher.trace.intervals import Int64, Intervals
 from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind, collective_kind
 from gpurun.launcher.trace.kineto.columns import GpuWait, HostRange, Timed, Trace
@@ -53,7 +53,8 @@ class StepPart(IntEnum):
     ONE_OFF = 7
     """The CPU does what it does once: it loads modules, allocates memory, compiles."""
     AHEAD = 8
-    """The CPU, while its GPU doesn't wait for a launch: of `HOST` in a critical path."""
+    """The CPU, while its GPU doesn't wait for a launch, or where, without a GPU, it issues a collective: of
+    `HOST` in a critical path."""
 
 
 @dataclass(frozen=True)
@@ -180,8 +181,9 @@ class _CpuBuilder:
         """When a thread's last collective ended, and in which task, by thread."""
         self.data = trace.union_of(HostKind.DATA)
         self.compute = cpu_compute(trace)
-        self.busy = self.compute.join(self.data)
+        self.busy = cpu_operators(trace).join(self.data)
         self.once = once.subtract(self.busy)
+        self.issuing = issuing_calls(trace).covered.subtract(self.compute.join(self.data).join(self.once))
         inside = [each for each in trace.of_kind(HostKind.COMM) if window[0] <= each.start < window[1]]
         self.ranges = sorted(inside, key=lambda each: each.start)
         self.calls = sorted(
@@ -266,6 +268,7 @@ class _CpuBuilder:
 
     def _spent(self, task: int, start: int, end: int) -> None:
         self.tasks.spends(task, StepPart.COMPUTE, _inside(self.compute, start, end))
+        self.tasks.spends(task, StepPart.AHEAD, _inside(self.issuing, start, end))
         self.tasks.spends(task, StepPart.INPUT, _inside(self.data, start, end))
         self.tasks.spends(task, StepPart.ONE_OFF, _inside(self.once, start, end))
 

@@ -57,6 +57,7 @@ from gpurun.launcher.trace.analysis.tables import (
     Selection,
     cpu_compute,
     everything,
+    issuing_calls,
     kernel_times,
     op_times,
     stretches,
@@ -835,14 +836,15 @@ class _CpuPicture:
     """Measures windows of a trace without GPU work.
 
     Compute is the time covered by operators on threads that don't run collectives, except while they are in
-    calls for a device, and while the loop waits for its batch: the DataLoader's operators are input.
+    calls for a device or for collectives, and while the loop waits for its batch: the DataLoader's operators
+    are input.
     """
 
     def __init__(self, trace: Trace, once: OneOffWork) -> None:
         data, comm = trace.union_of(HostKind.DATA), trace.union_of(HostKind.COMM)
         self.activity = DeviceActivity(cpu_compute(trace), comm, EMPTY)
-        calls = trace.ops.where(trace.op_kinds[trace.ops.name] == HostKind.COMM_CALL)
-        self.waits = Waits(data, comm=EMPTY, runtime=EMPTY, ops=calls.covered, one_off=once.covered)
+        calls = issuing_calls(trace).covered
+        self.waits = Waits(data, comm=EMPTY, runtime=EMPTY, ops=calls, one_off=once.covered)
 
     def starved(self, first_ns: int, last_ns: int) -> Intervals:
         """Nothing: the host is what works."""

@@ -6,7 +6,7 @@ no range crosses.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurun.launcher.trace.analysis.steps import Launched
-from gpurun.launcher.trace.intervals import Int64, Intervals
+from gpurun.launcher.trace.intervals import Int64, Intervals, union
 from gpurun.launcher.trace.kineto.classify import (
     OLD_AUTOGRAD,
     POINT_TO_POINT,
@@ -99,18 +99,18 @@ def op_times(
 ) -> list[tuple[list[NameTime], list[NameTime]]]:
     """Times by operator and by `nn.Module`, longest first, for each of the choices.
 
-    Calls that issue collectives count with the GPU work that they launch; their CPU time is not compute and
-    counts for no operator.
+    Calls that issue collectives count with the GPU work that they launch, and with their own time only where
+    the CPU is the device.
     """
     calls = [_calls(trace, work, chosen.gpu) for chosen in choices]
     totals = [(_Totals(trace.op_names, "op"), _Totals(trace.module_names, "module")) for _ in choices]
-    computing = compute_ops(trace)
+    timed = compute_ops(trace) if len(trace.gpu) else timed_ops(trace)
     for stretch in stretches(trace.ops, trace.modules):
         mine = stretch.holds(trace.ops.start)
         spans = trace.ops.where(mine)
         nesting = nest(spans)
         own = nesting.self_ns() if nesting else np.zeros(len(spans), dtype=np.int64)
-        own[~computing[mine]] = 0
+        own[~timed[mine]] = 0
         inner = stretch.holds(trace.modules.start)
         around = trace.modules.where(inner)
         for chosen, all_calls, (ops, modules) in zip(choices, calls, totals, strict=True):
@@ -231,20 +231,77 @@ def _add(a: NameTime, b: NameTime) -> NameTime:
 
 def compute_ops(trace: Trace) -> Mask:
     """Operators that compute: no communication calls, and none on threads that run collectives."""
-    kinds = trace.op_kinds[trace.ops.name] if len(trace.ops) else np.empty(0, dtype=np.int8)
+    return timed_ops(trace, (HostKind.OP,))
+
+
+def timed_ops(trace: Trace, kinds: Sequence[HostKind] = (HostKind.OP, HostKind.COMM_CALL)) -> Mask:
+    """Operators of these kinds, but on threads that run collectives."""
+    of_op = trace.op_kinds[trace.ops.name] if len(trace.ops) else np.empty(0, dtype=np.int8)
     # Ranges of messages are on the thread that sends and receives, which also computes.
     collectives = [
         each for each in trace.of_kind(HostKind.COMM) if collective_kind(each.name) not in POINT_TO_POINT
     ]
     comm_threads = sorted({each.thread for each in collectives})
-    return np.asarray((kinds == HostKind.OP) & ~np.isin(trace.ops.thread, comm_threads), dtype=np.bool_)
+    return np.asarray(np.isin(of_op, kinds) & ~np.isin(trace.ops.thread, comm_threads), dtype=np.bool_)
+
+
+def issuing_calls(trace: Trace) -> Spans:
+    """The calls that issue collectives."""
+    return trace.ops.where(trace.op_kinds[trace.ops.name] == HostKind.COMM_CALL)
+
+
+def cpu_operators(trace: Trace) -> Intervals:
+    """When operators compute, or enclose calls that issue collectives.
+
+    Not in calls for a device, nor where they load the next batch.
+    """
+    ops = trace.ops.where(compute_ops(trace))
+    return _without_calls(trace, ops.thread, lambda mine: ops.where(mine).covered)
 
 
 def cpu_compute(trace: Trace) -> Intervals:
-    """When operators compute: not in calls for a device, nor where they load the next batch."""
-    ops, chosen = trace.ops, compute_ops(trace)
-    calls = np.isin(ops.thread, trace.launches.thread)
-    of_callers, of_others = (ops.where(chosen & mine).covered for mine in (calls, ~calls))
+    """When operators compute: as `cpu_operators`, without the calls that issue collectives.
+
+    DDP's are within an operator of autograd.
+    """
+    if not len(issuing_calls(trace)):
+        return cpu_operators(trace)
+    found = [_innermost_computing(trace, stretch.holds(trace.ops.start)) for stretch in stretches(trace.ops)]
+    starts, ends, threads = (np.concatenate(columns) for columns in zip(*found, strict=True))
+    return _without_calls(trace, threads, lambda mine: union(starts[mine], ends[mine]))
+
+
+def _innermost_computing(trace: Trace, chosen: Mask) -> tuple[Int64, Int64, Int64]:
+    """From when to when, and on which threads, the innermost of these operators computes."""
+    spans, computing = trace.ops.where(chosen), compute_ops(trace)[chosen]
+    nesting = nest(spans)
+    if nesting is None:
+        spans = spans.where(computing)
+        return spans.start, spans.end, spans.thread.astype(np.int64)
+    starts, ends = nesting.starts, nesting.starts + nesting.lengths
+
+    def covered(some: Mask | Int64) -> Intervals:
+        return union(starts[some], ends[some])
+
+    computes = computing[nesting.order]
+    issues = (trace.op_kinds[spans.name] == HostKind.COMM_CALL)[nesting.order]
+    found, is_inside = covered(computes), np.zeros(len(spans), dtype=bool)
+    for level in nesting.levels:
+        outer = nesting.outer[level]
+        is_inside[level] = (outer >= 0) & (is_inside | issues)[outer]
+        some = level[is_inside[level] | issues[level]]
+        if len(some):
+            found = found.subtract(covered(some[issues[some]])).join(covered(some[computes[some]]))
+    begins = found.starts % nesting.stride_ns + nesting.first_ns
+    return begins, begins + found.ends - found.starts, found.starts // nesting.stride_ns
+
+
+def _without_calls(
+    trace: Trace, threads: NDArray[np.int32] | Int64, covered: Callable[[Mask], Intervals]
+) -> Intervals:
+    """What threads do, but not in calls for a device, and none of it while the loop waits for a batch."""
+    calls = np.isin(threads, trace.launches.thread)
+    of_callers, of_others = (covered(mine) for mine in (calls, ~calls))
     return of_callers.subtract(trace.launches.covered).join(of_others).subtract(trace.union_of(HostKind.DATA))
 
 

@@ -935,3 +935,51 @@ def test_advice_on_transfer_fits_the_kind_of_parallelism(
         described: dict[str, object] = {"Process Group Description": description}
         job.all_reduce("1", ranks, [1_000, 1_000], 3_000, args=described)
     wording(job.report(tmp_path).conclusion)
+
+
+def in_call(begin: int, issue_us: int) -> list[Event]:
+    """DDP's call within an operator of autograd; while it lasts, gloo works for 10 ms at its end."""
+    return [
+        span("cpu_op", "autograd::AccumulateGrad", begin, issue_us, 2),
+        span("cpu_op", "c10d::allreduce_", begin, issue_us, 2),
+        span("user_annotation", "gloo:all_reduce", begin + issue_us - 10_000, 10_000, 3),
+    ]
+
+
+def test_a_call_for_a_collective_within_an_operator_is_not_compute(tmp_path: Path) -> None:
+    """On few cores, it lasts while gloo works: neither computes."""
+    for rank in (0, 1):
+        events: list[Event] = []
+        for begin in (0, 50_000):
+            events += [step(begin // 50_000, begin, 50_000), span("cpu_op", "aten::mm", begin, 20_000)]
+            events += in_call(begin + 20_000, 30_000)
+        write(tmp_path / f"rank{rank}.json", events, **rank_info(rank, 2))
+    report = analyse_paths([tmp_path], show={"operators", "critical-path"})
+    mean = report.ranks[0].steps[0]
+    assert (mean.compute_us, mean.exposed_comm_us, mean.idle_us) == (20_000, 10_000, 20_000)
+    assert mean.host_while_idle_us.op == 20_000
+    assert [(row.name, row.count, row.host_us) for row in report.ranks[0].ops] == [
+        ("c10d::allreduce_", 2, 60_000),
+        ("aten::mm", 2, 40_000),
+        ("autograd::AccumulateGrad", 2, 0),
+    ]
+    assert [(row.name, row.depth, row.total_us, row.self_us) for row in report.operators or ()] == [
+        ("autograd::AccumulateGrad", 0, 120_000, 0),
+        ("c10d::allreduce_", 1, 120_000, 120_000),
+        ("aten::mm", 0, 80_000, 80_000),
+    ]
+    assert not [each for each in report.savings if each.part == "host" and each.saved_us > 100]
+
+
+def test_no_cause_is_said_to_be_less_than_it_is(tmp_path: Path) -> None:
+    """Rank 1 sleeps, which costs little, as rank 0 takes as long: yet it isn't compute that takes most."""
+    for rank, length in ((0, 50_000), (1, 51_000)):
+        events: list[Event] = []
+        for number in (0, 1):
+            begin = number * length
+            events += [step(number, begin, length), span("cpu_op", "aten::mm", begin, 15_000)]
+            events += [] if rank else in_call(begin + 15_000, 35_000)
+        write(tmp_path / f"rank{rank}.json", events, **rank_info(rank, 2))
+    traced, cause, *_ = (each.text for each in analyse_paths([tmp_path]).findings)
+    assert traced == "2 ranks on CPU, 2 steps"
+    assert cause.startswith("rank 1 spends 71 % of its step (36.0 of 51.0 ms")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gpurun.launcher.tensorboard_plugin.timeline.format import BlockKind, Int8, Int32, join
 from gpurun.launcher.trace.analysis.collectives.clocks import Realigned
 from gpurun.launcher.trace.analysis.steps import host_steps, launched
-from gpurun.launcher.trace.analysis.tables import compute_ops
+from gpurun.launcher.trace.analysis.tables import compute_ops, cpu_compute
 from gpurun.launcher.trace.intervals import EMPTY, Int64, Intervals, union
 from gpurun.launcher.trace.kineto.classify import WAITING_CALLS, GpuKind, HostKind
 from gpurun.launcher.trace.kineto.columns import HostRange, Numbering, Spans, Trace
@@ -153,9 +153,7 @@ def activities(trace: Trace) -> Activities:
             _of_gpu(trace, GpuKind.MEMCPY, GpuKind.MEMSET),
             data,
         )
-    ops = compute_ops(trace)
-    compute = union(trace.ops.start[ops], trace.ops.end[ops]).subtract(data)
-    return Activities(compute, trace.union_of(HostKind.COMM), EMPTY, data)
+    return Activities(cpu_compute(trace), trace.union_of(HostKind.COMM), EMPTY, data)
 
 
 def _of_gpu(trace: Trace, *kinds: GpuKind) -> Intervals:

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpurun.launcher.trace.analysis.on_request.shapes import own_host_ns, shapes_and_types
 from gpurun.launcher.trace.analysis.steps import Launched, capture_begun
-from gpurun.launcher.trace.analysis.tables import Nesting, Selection, compute_ops, nest, stretches
+from gpurun.launcher.trace.analysis.tables import Nesting, Selection, nest, stretches, timed_ops
 from gpurun.launcher.trace.diff import MAX_ROWS, Path, RowName, in_order
 from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.columns import NO_SHAPES, Spans, Trace
@@ -65,7 +65,7 @@ def call_trees(
         choices: what to count.
     """
     tree = _tree(trace, work)
-    own_ns = None if len(trace.gpu) else np.where(compute_ops(trace), own_host_ns(trace), 0)
+    own_ns = None if len(trace.gpu) else np.where(timed_ops(trace), own_host_ns(trace), 0)
     runs = [_runs(trace, tree, work, chosen) for chosen in choices]
     return [
         _nodes(trace, tree, ops_of, own_ns, chosen, ran) for chosen, ran in zip(choices, runs, strict=True)
