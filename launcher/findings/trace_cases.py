@@ -122,7 +122,10 @@ _OF_ALL: Mapping[str, str] = {
     "other-jobs": "traces of other jobs left out: {directories}",
     "captures": "{num_captures:other capture} of {who} left out, the newest with most ranks is shown; "
     "`gpurun diff A B` compares two: {files}",
-    "jobs-apart": "{num_captures:trace} of other jobs left out, the newest with most ranks is shown: {files}",
+    "copies": "{num_captures:trace} with the same content as one of {who} left out: {files}",
+    "same-rank": "{num_captures:other trace} of {who}, recorded at the same time, left out: {files}",
+    "jobs-apart": "{num_captures:trace} of other jobs or another time left out, "
+    "the newest with most ranks is shown: {files}",
     "one-rank-present": _PRESENT,
     "ranks-missing": _PRESENT + ", so bandwidths are at least those shown",
     "ranks-cut-off": "means, bubbles and causes are without {who}: what is cut off isn't known",

@@ -35,6 +35,7 @@ from gpurun.launcher.trace.analysis.critical_path import (
 from gpurun.launcher.trace.analysis.digest import MAX_STEPS, Digest, ReplayedSteps
 from gpurun.launcher.trace.analysis.discover import (
     HOW_TO_TRACE,
+    LEFT_OUT,
     Ranked,
     assign_ranks,
     find_traces,
@@ -78,8 +79,6 @@ from gpurun.launcher.units import first_of
 MENTION_SLACK_NS = 10_000
 """Uncertainty of a clock from which on it is mentioned."""
 MAX_RANKS_SHOWN = 8
-LEFT_OUT = ("captures", "jobs-apart")
-"""Notes on traces of the same processes, or of other jobs, that are left out."""
 MAX_TASKS = 200_000
 """The most tasks of all ranks together in the steps that are replayed."""
 MAX_UNIX_NS = 1 << 63

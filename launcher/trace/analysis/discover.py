@@ -45,6 +45,8 @@ OWN_SUFFIX = ".memory.json"
 """The ending of further JSON files of a run, after the rank, that are skipped without a note."""
 HEAD_BYTES = 1 << 20
 MAX_LISTED = 10
+LEFT_OUT = ("copies", "captures", "same-rank", "jobs-apart")
+"""Cases of notes on traces that are left out beside those that are shown."""
 NEAR_NS, CLOCKS_NS = 3600 * 10**9, 60 * 10**9
 """Traces of one capture are no further apart, also where clocks differ; of several captures, less."""
 EARLIEST_NS = 10**18
@@ -331,18 +333,40 @@ def _are_near(digests: Sequence[Digest], within_ns: int) -> bool:
     apart_ns = last_ns - min(map(_end_ns, digests))
     is_near = apart_ns <= (within_ns if is_known else 0) or (is_known and first_ns < EARLIEST_NS)
     is_alike = is_known or len({each.device for each in digests if not each.is_cut}) < 2
-    return len(sizes) < 2 and is_near and is_alike
+    is_one = len(sizes) < 2 and is_near and is_alike
+    return is_one and all(_may_be_together(digests[0], each) for each in digests[1:])
+
+
+SAME_PACE = 0.5
+"""The share of a step by which the time between the ends of two ranks' steps may differ."""
+
+
+def _may_be_together(first: Digest, other: Digest) -> bool:
+    """Whether they overlap in time, or may, by clocks that differ: they show the same steps at one pace.
+
+    Ranks that communicate are done with their steps together.
+    """
+    if _distance_ns(first, other) <= 0:
+        return True
+    if first.clock is not None and first.clock == other.clock:
+        return False
+    ends, others = ({step.step or 0: step.measure.end for step in each.steps} for each in (first, other))
+    common = sorted(ends.keys() & others.keys())
+    if len(common) < 2:
+        return bool(common) or min(len(ends), len(others)) < 2
+    apart = [ends[step] - others[step] for step in common]
+    lengths = [each[common[-1]] - each[common[0]] for each in (ends, others)]
+    return max(apart) - min(apart) <= SAME_PACE * max(lengths) / (len(common) - 1)
 
 
 def _left_out(of_rank: Mapping[int, Sequence[Digest]], chosen: Mapping[int, Digest]) -> Iterator[Finding]:
-    """Notes on other captures of the same processes, and on other jobs."""
-    parts: dict[str, list[tuple[int, Digest]]] = {"captures": [], "jobs-apart": []}
+    """Notes on copies, other captures of the same processes, others of the same rank, and other jobs."""
+    parts: dict[str, list[tuple[int, Digest]]] = {case: [] for case in LEFT_OUT}
     for rank, found in of_rank.items():
         shown = chosen.get(rank)
         for each in found:
             if each is not shown:
-                is_same = shown is not None and each.process == shown.process
-                parts["captures" if is_same else "jobs-apart"].append((rank, each))
+                parts["jobs-apart" if shown is None else _why_left_out(each, shown)].append((rank, each))
     for case, others in parts.items():
         if others:
             ranks = sorted({rank for rank, _ in others})
@@ -354,6 +378,19 @@ def _left_out(of_rank: Mapping[int, Sequence[Digest]], chosen: Mapping[int, Dige
                 num_captures=len(files),
                 files=first_of(files, MAX_LISTED),
             )
+
+
+def _why_left_out(each: Digest, shown: Digest) -> str:
+    """The case of `LEFT_OUT` of a trace that is of the same rank as one that is shown."""
+
+    def what(of: Digest) -> tuple[object, ...]:
+        return of.process, _begin_ns(of), _end_ns(of), of.total.num_kernels, len(of.collectives)
+
+    if what(each) == what(shown):
+        return "copies"
+    if each.process == shown.process:
+        return "captures"
+    return "same-rank" if _distance_ns(each, shown) < 0 else "jobs-apart"
 
 
 def rank_in_name(name: str) -> int | None:

@@ -183,6 +183,48 @@ def test_captures_that_never_overlapped_are_no_capture(tmp_path: Path) -> None:
     assert found == ["0_0", "1_0"]
 
 
+def stepping(path: Path, start_us: float, step_us: int, first_step: int, rank: int, **header: Any) -> None:
+    """A trace of three steps on the CPU, at a time since `BEGIN_US`."""
+    events = []
+    for number in range(3):
+        begin = BEGIN_US + start_us + number * step_us
+        events += [step(first_step + number, begin, step_us), span("cpu_op", "aten::mm", begin, 9)]
+        events.append(span("user_annotation", "gloo:all_reduce", begin + step_us - 20, 10, 2))
+    write(path, [each | {"pid": 70 + rank} for each in events], **rank_info(rank, 2), **header)
+
+
+@pytest.mark.parametrize(
+    ("step_us", "first_step", "clock", "num_ranks"),
+    [
+        (100, 4, {}, 2),
+        (100, 4, {"gpurunClock": "same"}, 1),
+        (100, 14, {}, 1),
+        (180, 4, {}, 1),
+    ],
+    ids=["clocks differ", "one clock", "other steps", "another pace"],
+)
+def test_what_never_overlapped_is_of_one_capture_if_clocks_may_differ(
+    tmp_path: Path, step_us: int, first_step: int, clock: dict[str, str], num_ranks: int
+) -> None:
+    """Rank 1 ten seconds after rank 0."""
+    stepping(tmp_path / "rank0.json", 0, 100, 4, 0, **clock)
+    stepping(tmp_path / "rank1.json", 10e6, step_us, first_step, 1, **clock)
+    report = analyse_paths([tmp_path])
+    assert [rank.rank for rank in report.ranks] == [0, 1][-num_ranks:]
+    assert report.findings[0].figures.get("num_left_out") == (1 if num_ranks == 1 else None)
+
+
+def test_a_copy_and_another_trace_of_the_same_rank_are_called_so(tmp_path: Path, wording: Wording) -> None:
+    """The second job writes the ranks of the first one while that runs."""
+    write_capture(tmp_path / "a.json", 0, 70, **rank_info(0, 2))
+    write_capture(tmp_path / "b.json", 10, 71, **rank_info(1, 2))
+    write_capture(tmp_path / "copy of a.json", 0, 70, **rank_info(0, 2))
+    write_capture(tmp_path / "c.json", 5, 80, **rank_info(1, 2))
+    report = analyse_paths([tmp_path])
+    assert len(report.ranks) == 2
+    wording([each.replace(str(tmp_path), "TMP") for each in [report.findings[0].text, *trace_notes(report)]])
+
+
 def test_an_older_capture_of_many_ranks_is_found(tmp_path: Path) -> None:
     for rank in range(40):
         for begin_us in (0, 1_000):
