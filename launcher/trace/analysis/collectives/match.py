@@ -394,7 +394,7 @@ def _by_sort(
     ranks: Sequence[RankCollectives], rates: Mapping[int, float | None], found: _Sorted
 ) -> dict[Key, dict[int, list[RankPart]]]:
     """The parts of each sort by rank, in order; `found` gets those of which too little is known."""
-    without_steps = {rank.rank for rank in ranks if not rank.step_numbers}
+    unmarked = _unmarked(ranks)
     sorts: dict[Key, dict[int, list[RankPart]]] = defaultdict(lambda: defaultdict(list))
     for rank in ranks:
         for local in sorted(rank.collectives, key=_place_in_order):
@@ -406,9 +406,23 @@ def _by_sort(
             elif not _is_message(local) and local.group.is_ambiguous:
                 found.unknown_groups.append(part)
             else:
-                for sort in _sorts(rank, local, without_steps):
+                for sort in _sorts(rank, local, unmarked):
                     sorts[sort][rank.rank].append(part)
     return sorts
+
+
+def _unmarked(ranks: Sequence[RankCollectives]) -> Mapping[int | None, Set[int]]:
+    """The ranks without any steps, under `None`; by step, those that also lack its mark alone."""
+    without = {rank.rank for rank in ranks if not rank.step_numbers}
+    found: defaultdict[int | None, set[int]] = defaultdict(lambda: without, {None: without})
+    every = {number for rank in ranks for number in rank.step_numbers.values()}
+    for rank in ranks:
+        numbers = set(rank.step_numbers.values())
+        if numbers and any(each.step not in rank.step_numbers for each in rank.collectives):
+            for number in every - numbers:
+                if min(numbers) < number < max(numbers):
+                    found[number] = found[number] | {rank.rank}
+    return found
 
 
 def _first_numbers(by_rank: Mapping[int, Sequence[RankPart]]) -> dict[int, int]:
@@ -625,24 +639,28 @@ def _joins(part: RankPart, cluster: Sequence[RankPart], offsets: Mapping[int, in
     return apart_ns <= GPU_NOISE_NS and all(part.rank != other.rank for other in cluster)
 
 
-def _sorts(rank: RankCollectives, local: LocalCollective, without_steps: Set[int]) -> Iterator[Key]:
+def _sorts(
+    rank: RankCollectives, local: LocalCollective, unmarked: Mapping[int | None, Set[int]]
+) -> Iterator[Key]:
     """The keys that are the same for a collective on all ranks, but for which one of its sort it is.
 
     The n-th is counted in the order of their ends: threads may issue them in different orders on different
     ranks, but all ranks leave together. Messages on the CPU are counted as they were issued, since they end
-    when the rank asks for it. They are counted by step, unless a rank that takes part has none.
+    when the rank asks for it. They are counted by step, unless a rank that takes part has none; or, of those
+    that end together, doesn't mark this step.
     """
     size = local.num_bytes if local.kind in SAME_SIZE else None
     step = rank.step_numbers.get(local.step)
     if not _is_message(local):
         group = local.group
-        has_steps = without_steps.isdisjoint(group.ranks.members if group.ranks else without_steps)
+        without = unmarked[step if local.kind in SYNCHRONISING else None]
+        has_steps = without.isdisjoint(group.ranks.members if group.ranks else without)
         place: Key = ("step", step if has_steps else None)
         if local.sequence is not None:  # torch counts those of messages by rank
             place = ("seq", local.sequence)
         yield (group.name, group.ranks), *place, local.kind, size
     for kind, peer in local.sent_and_received if _is_message(local) else ():
-        has_steps = without_steps.isdisjoint((rank.rank, peer))
+        has_steps = unmarked[None].isdisjoint((rank.rank, peer))
         ends = ("from", rank.rank, peer) if kind == "send" else ("from", peer, rank.rank)
         yield None, "step", step if has_steps else None, *ends
 

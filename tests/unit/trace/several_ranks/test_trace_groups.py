@@ -852,3 +852,24 @@ def test_many_files_are_read_by_processes_of_their_own(
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
     assert analyse_paths([tmp_path]) == here
     assert here.stragglers[0].rank == 4
+
+
+def test_the_collectives_of_a_step_that_one_rank_does_not_mark_are_those_of_the_other(tmp_path: Path) -> None:
+    """Two of gloo in each of four steps, to which rank 1 comes 40 ms late, and marks the third step not."""
+    for rank, late_us in ((0, 0), (1, 40_000)):
+        events: list[Event] = []
+        for number in range(4):
+            begin = 100_000 * number
+            events += [step(number, begin, 100_000)] if (rank, number) != (1, 2) else []
+            events.append(span("cpu_op", "aten::mm", begin, 10))
+            for end in (begin + 80_000, begin + 90_000 + 3_000 * rank):  # its thread gets a core late
+                events.append(
+                    span("user_annotation", "gloo:all_reduce", begin + late_us, end - begin - late_us, 2)
+                )
+        write(tmp_path / f"rank{rank}.json", events, **rank_info(rank, 2))
+    report = analyse_paths([tmp_path])
+    assert {len(each.ranks) for each in report.collectives} == {2}
+    assert len(report.collectives) == 8
+    assert {row.rank: row.last_arrivals for row in report.stragglers} == {0: 0, 1: 8}
+    (wait_us,) = {each.exposed_wait_us for each in report.ranks[0].steps}
+    assert wait_us > 30_000
