@@ -55,9 +55,9 @@ SLOWED: Mapping[str, str] = {
 }
 """What has made causes larger than they would be."""
 UNCERTAIN_PATH = "The path and its gains are uncertain: {}."
-OUTSIDE_OF_OPERATORS = "the CPU outside of operators"
+ISSUING = "the CPU: Python, calls that issue collectives"
 ALL_OF_CPU = (
-    "the CPU's time outside of operators",
+    "all of the CPU's time that isn't compute",
     "all of the CPU's time, even where nothing waits for it, but with the time from launch to start,",
 )
 """What a replay leaves out of the critical path; the second where work is launched."""

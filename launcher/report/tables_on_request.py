@@ -10,8 +10,8 @@ from typing import Generic, TypeVar
 from gpurun.launcher.findings.trace_cases import (
     ALL_OF_CPU,
     BY_SHARES,
+    ISSUING,
     NO_PATH,
-    OUTSIDE_OF_OPERATORS,
     UNCERTAIN_PATH,
 )
 from gpurun.launcher.trace.model import (
@@ -301,7 +301,7 @@ def _critical_path(report: TraceReport) -> TableContent:
         return TableContent((), (NO_PATH[is_thinned],))
     share = FigureColumn[PathPart]("% of path", lambda row: 100 * row.path_us / path.length_us, _one_decimal)
     times = (FigureColumn[PathPart]("ms", lambda row: row.path_us, us_in_ms), share)
-    words = _WORDS if _has_launches(report) else _WORDS | {"host": OUTSIDE_OF_OPERATORS}
+    words = _WORDS if _has_launches(report) else _WORDS | {"host": ISSUING}
     tables = [_parts(path, times[0], words)]
     if path.names:
         title = "kernels and collectives on it"
@@ -333,9 +333,9 @@ def _parts(path: CriticalPath, time: FigureColumn[PathPart], words: Mapping[str,
 
 
 def _whole(path: CriticalPath) -> str:
-    if path.num_steps < 2:
+    if path.step_us is None:
         return "all"
-    return f"all, {plural(path.num_steps, 'step')}: {us_in_ms(path.length_us / path.num_steps)} ms each"
+    return f"all, {plural(path.num_steps, 'step')}: {us_in_ms(path.step_us)} ms each"
 
 
 def _has_launches(report: TraceReport) -> bool:

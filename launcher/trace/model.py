@@ -153,7 +153,8 @@ class PathPart:
     """`None`: on whatever rank."""
     path_us: float
     gain_us: float | None
-    """The time that the job would gain without it, by replaying the graph; `None` where not computed."""
+    """The time that the job would gain without it, by replaying the graph; `None` where not computed, and of
+    `before`, which is of the capture and not of the job."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +194,12 @@ class CriticalPath:
     """Waits for GPU work that the traces don't record, but that their times show."""
     contradictions: int
     """Waits that contradict others or the recorded times, and were left out."""
+
+    @property
+    def step_us(self) -> float | None:
+        """The mean step, without the time until a rank's trace begins; `None` of fewer than two."""
+        before_us = sum(each.path_us for each in self.parts if each.part == "before")
+        return (self.length_us - before_us) / self.num_steps if self.num_steps > 1 else None
 
 
 IdlePart = Literal["input", "host", "one_off", "gaps", "unknown", "tail"]

@@ -836,7 +836,13 @@ def critical_path(graph: Graph, num_steps: int) -> CriticalPath:
     path = on_path(graph, ends)
     spent = _sums(graph, path)
     parts = [
-        PathPart(WORDS[part], None, None, ns / 1000, _gain_us(graph, length, _without(graph, part)))
+        PathPart(
+            WORDS[part],
+            None,
+            None,
+            ns / 1000,
+            None if part is StepPart.BEFORE else _gain_us(graph, length, _without(graph, part)),
+        )
         for part, ns in _by_part(graph, path)
     ]
     names = [

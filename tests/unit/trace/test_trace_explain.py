@@ -983,3 +983,25 @@ def test_no_cause_is_said_to_be_less_than_it_is(tmp_path: Path) -> None:
     traced, cause, *_ = (each.text for each in analyse_paths([tmp_path]).findings)
     assert traced == "2 ranks on CPU, 2 steps"
     assert cause.startswith("rank 1 spends 71 % of its step (36.0 of 51.0 ms")
+
+
+def test_that_a_capture_begins_later_is_no_part_of_its_steps(tmp_path: Path) -> None:
+    """Rank 1 is traced 70 ms before rank 0, for which it waits 50 ms in each step."""
+    for rank in (0, 1):
+        events: list[Event] = []
+        for begin in (0, 100_000):
+            late = 70_000 if rank == 0 and not begin else 0
+            events.append(step(begin // 100_000, begin + late, 100_000 - late))
+            events.append(span("cpu_op", "aten::mm", begin + late, 95_000 - late if rank == 0 else 40_000))
+            came = begin + (95_000 if rank == 0 else 45_000)
+            events.append(span("user_annotation", "gloo:all_reduce", came, begin + 96_000 - came, 2))
+        write(tmp_path / f"rank{rank}.json", events, **rank_info(rank, 2))
+    report = analyse_paths([tmp_path], show={"critical-path"})
+    path = report.critical_path
+    assert path is not None
+    before = next(each for each in path.parts if each.part == "before")
+    assert (before.path_us, before.gain_us) == (70_000, None)
+    assert path.step_us == (path.length_us - 70_000) / 2
+    text = render_tables(report, ("critical-path",), 80)
+    assert f"all, 2 steps: {path.step_us / 1000:.3f} ms each" in text
+    assert "launch" not in text
