@@ -139,7 +139,7 @@ class _Calls:
 def _calls(trace: Trace, work: Launched, chosen: Mask) -> _Calls:
     known = chosen & work.is_known
     call, gpu, calls = work.call[known], trace.gpu, trace.launches
-    return _Calls(calls.thread[call], calls.start[call], gpu.duration[known], gpu.kind[known])
+    return _Calls(calls.thread[call], calls.start[call], work_ns(trace)[known], gpu.kind[known])
 
 
 @dataclass(eq=False)

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpurun.launcher.trace.analysis.on_request.shapes import own_host_ns, shapes_and_types
 from gpurun.launcher.trace.analysis.steps import Launched, capture_begun
-from gpurun.launcher.trace.analysis.tables import Nesting, Selection, nest, stretches, timed_ops
+from gpurun.launcher.trace.analysis.tables import Nesting, Selection, nest, stretches, timed_ops, work_ns
 from gpurun.launcher.trace.diff import MAX_ROWS, Path, RowName, in_order
 from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.columns import NO_SHAPES, Spans, Trace
@@ -154,7 +154,7 @@ def _nodes(
     """With `own_ns`, the time of each operator on the CPU; else the GPU's."""
     if own_ns is None:
         held = chosen.gpu & (tree.of_work >= 0)
-        nodes, ns = tree.of_work[held], trace.gpu.duration[held]
+        nodes, ns = tree.of_work[held], work_ns(trace)[held]
         ops = ops_of[held]
         ops = np.where((ops >= 0) & (np.append(tree.of_op, ROOT)[ops] == nodes), ops, ROOT)
     else:
@@ -222,7 +222,7 @@ def _by_shapes(
 def _outside(trace: Trace, tree: _Tree, chosen: Selection) -> Iterator[CallNode]:
     left = chosen.gpu & (tree.of_work < 0)
     if left.any():
-        yield CallNode(OUTSIDE, int(left.sum()), int(trace.gpu.duration[left].sum()))
+        yield CallNode(OUTSIDE, int(left.sum()), int(work_ns(trace)[left].sum()))
 
 
 def operator_totals(ranks: Iterable[Sequence[CallNode]]) -> tuple[OperatorTotal, ...]:

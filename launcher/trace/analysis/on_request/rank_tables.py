@@ -90,15 +90,15 @@ def copies(trace: Trace, chosen: Mask) -> list[Copies]:
 
 
 def launches(trace: Trace, work: Launched, chosen: Mask) -> LaunchStatistics | None:
-    """The launches of the chosen work; `None` if the launch of none is known."""
+    """The launches of the chosen work, and all of its kernels; `None` if no launch is known."""
     known = np.flatnonzero(chosen & (work.launch >= 0))
     if not len(known):
         return None
     gpu = trace.gpu
     delays = gpu.start[known] - work.done[known]
-    kernels = known[gpu.kind[known] <= GpuKind.COMM]
-    ns = gpu.duration[kernels]
-    launched_alone = kernels[~work.replayed[kernels]]
+    is_kernel = gpu.kind <= GpuKind.COMM
+    ns = gpu.duration[chosen & is_kernel]
+    launched_alone = known[is_kernel[known] & ~work.replayed[known]]
     calls = trace.launches.duration[work.launch[launched_alone]]
     times, lengths = _queue(work.done[known], gpu.end[known])
     spans = np.diff(times)

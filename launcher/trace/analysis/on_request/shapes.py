@@ -127,7 +127,7 @@ def _hands_on(trace: Trace) -> NDArray[np.bool_]:
 
 def _device_ns(trace: Trace, ops_of: Int64, chosen: Selection) -> Int64:
     held = chosen.gpu & (ops_of >= 0)
-    sums = np.bincount(ops_of[held], weights=trace.gpu.duration[held], minlength=len(trace.ops))
+    sums = np.bincount(ops_of[held], weights=work_ns(trace)[held], minlength=len(trace.ops))
     return sums.astype(np.int64)
 
 

@@ -566,3 +566,10 @@ def test_kernels_that_overlap_on_one_stream_make_the_path_no_longer(tmp_path: Pa
     write(tmp_path / "rank0.json", events, **rank_info(0, 1))
     found = path_of(tmp_path)
     assert (found.length_us, found.recorded_us, found.contradictions) == (140, 140, 1)
+
+
+def test_kernels_whose_launch_is_lost_are_short_all_the_same(tmp_path: Path) -> None:
+    work = [kernel("k", 20, 4, 1), kernel("k", 40, 5, 2), kernel("k", 60, 50, 3)]
+    events = [step(1, 0, 100), launch(10, 5, 1), launch(50, 5, 3), *work]
+    (row,) = analyse_paths([write(tmp_path / "t.json", events)], None, {"launches"}).launches or ()
+    assert (row.short_kernels, row.short_us) == (2, 9.0)

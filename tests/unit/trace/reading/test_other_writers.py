@@ -56,10 +56,11 @@ def test_exports_of_the_old_autograd_profiler(tmp_path: Path, wording: Wording) 
     ]
     wording([each.replace(str(tmp_path), "TMP") for each in trace_notes(found)])
     nested = [*events, old_event("aten::zeros", 30, 93, "CUDA"), old_event("aten::zero_", 80, 39, "CUDA")]
-    found = analyse_paths([listed_in(tmp_path / "n.json", nested)], None, {"kernels"})
+    found = analyse_paths([listed_in(tmp_path / "n.json", nested)], None, {"kernels", "operators"})
     own = [("aten::zeros", 54.0), ("aten::zero_", 39.0)]
     assert [(row.name, row.device_us) for row in found.ranks[0].kernels] == own
     assert [(row.name, row.device_us) for row in found.kernels_by_shape or ()] == own
+    assert [(row.kind, row.total_us) for row in found.operators or ()] == [("outside", 93.0)]
 
 
 def test_times_in_quotes_are_exact(tmp_path: Path, wording: Wording) -> None:
