@@ -14,6 +14,7 @@ from gpurun.launcher.findings.trace_cases import (
     NO_PATH,
     UNCERTAIN_PATH,
 )
+from gpurun.launcher.trace.explain import lacks_rank, partial_groups
 from gpurun.launcher.trace.model import (
     CollectiveTotal,
     CopyTotal,
@@ -238,6 +239,25 @@ _COLLECTIVES: tuple[FigureColumn[CollectiveTotal], ...] = (
 )
 
 
+_COLLECTIVES_TABLE = PlainTable(
+    lambda report: report.collective_totals,
+    _COLLECTIVES,
+    "collective, group",
+    lambda row: f"{' '.join(filter(None, (row.kind, row.dtype)))}, {row.group}",
+    "no collectives",
+    ("spread: from the first rank's arrival to the last one's, mean",),
+)
+
+
+def _collectives(report: TraceReport) -> TableContent:
+    partial = partial_groups(report)
+    content = _COLLECTIVES_TABLE(report)
+    if not any(lacks_rank(each, partial) for each in report.collectives):
+        return content
+    note = "ranks are missing, which others may have waited for: µs are at most those shown, GB/s at least"
+    return replace(content, notes=(*content.notes, note))
+
+
 _COPIES: tuple[FigureColumn[CopyTotal], ...] = (
     FigureColumn("ms", lambda row: row.device_us, us_in_ms),
     FigureColumn("exposed", lambda row: row.exposed_us, us_in_ms),
@@ -394,14 +414,7 @@ _TABLES: Mapping[Table, Callable[[TraceReport], TableContent]] = {
         ("ms: with all that it calls; self ms: what it launches, or computes, itself",),
         lambda row: row.depth,
     ),
-    "collectives": PlainTable(
-        lambda report: report.collective_totals,
-        _COLLECTIVES,
-        "collective, group",
-        lambda row: f"{' '.join(filter(None, (row.kind, row.dtype)))}, {row.group}",
-        "no collectives",
-        ("spread: from the first rank's arrival to the last one's, mean",),
-    ),
+    "collectives": _collectives,
     "copies": PlainTable(
         lambda report: report.copies, _COPIES, "direction", lambda row: row.direction, "no copies"
     ),

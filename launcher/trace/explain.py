@@ -317,11 +317,14 @@ def trace_causes(report: TraceReport) -> list[Cause]:
     report = of_usual_steps(report)
     copied = _copied(report)
     copies: Part = "pinned_copies" if copied else "copies"
-    transfer = _transfer_part(report)
-    parts = {on_cpu: _Parts(copies, _host_part(report, on_cpu), transfer) for on_cpu in (False, True)}
+    hosts = {on_cpu: _host_part(report, on_cpu) for on_cpu in (False, True)}
+    parts = {
+        rank.rank: _Parts(copies, hosts[_is_on_cpu(rank)], _transfer_part(report, rank.rank))
+        for rank in report.ranks
+    }
     waits_us = _waits_us(report)
     ranks = [
-        _rank_time(rank, mean, parts[_is_on_cpu(rank)], waits_us.get(rank.rank, mean.exposed_wait_us))
+        _rank_time(rank, mean, parts[rank.rank], waits_us.get(rank.rank, mean.exposed_wait_us))
         for rank, mean in _means(report)
         if mean.span_us > 0
     ]
@@ -470,8 +473,8 @@ def _thread_us(rank: RankTrace) -> tuple[float, float]:
     return (rank.facts.thread_cpu_ns / 1000, rank.facts.queue_ns / 1000) if rank.facts else (0.0, 0.0)
 
 
-def _transfer_part(report: TraceReport) -> Part:
-    if is_waiting_unknown(report):
+def _transfer_part(report: TraceReport, rank: int) -> Part:
+    if is_waiting_unknown(report, rank):
         return "communication"
     return "transfer" if _most_transfer(report) in (None, "data") else "model_transfer"
 
@@ -488,14 +491,28 @@ def _copied(report: TraceReport) -> str | None:
     return max((OF_DEVICE, PINNED), key=lambda memory: times_us[memory])
 
 
-def is_waiting_unknown(report: TraceReport) -> bool:
-    """Whether of most collectives it isn't known how much is waiting: the last rank may be missing."""
-    partial = _partial_groups(report)
-    unknown = [each.ranks[0].wait_us is None or _lacks_rank(each, partial) for each in report.collectives]
+def is_waiting_unknown(report: TraceReport, rank: int | None = None) -> bool:
+    """Whether of most collectives, or those of a rank, it isn't known how much is waiting."""
+    unknown = _unknown_waits(report, rank)
     return 2 * sum(unknown) > len(unknown)
 
 
-def _partial_groups(report: TraceReport) -> set[str]:
+def is_some_waiting_unknown(report: TraceReport) -> bool:
+    """Whether of any collective it isn't known how much is waiting."""
+    return any(_unknown_waits(report, None))
+
+
+def _unknown_waits(report: TraceReport, rank: int | None) -> list[bool]:
+    """Of each collective, whether it isn't known how much is waiting: the last rank may be missing."""
+    partial = partial_groups(report)
+    return [
+        each.ranks[0].wait_us is None or lacks_rank(each, partial)
+        for each in report.collectives
+        if rank is None or any(part.rank == rank for part in each.ranks)
+    ]
+
+
+def partial_groups(report: TraceReport) -> set[str]:
     """The groups of which a rank is missing, or may be."""
     present, lacks_rank = {rank.rank for rank in report.ranks}, _is_rank_missing(report)
     return {
@@ -505,7 +522,7 @@ def _partial_groups(report: TraceReport) -> set[str]:
     }
 
 
-def _lacks_rank(each: CollectiveReport, partial: Collection[str]) -> bool:
+def lacks_rank(each: CollectiveReport, partial: Collection[str]) -> bool:
     """Whether the rank that it waited for may be missing; a message has but two."""
     return each.group in partial and each.kind not in MESSAGES
 
@@ -556,10 +573,10 @@ def last_rank(report: TraceReport) -> StragglerReport | None:
     Not by collectives of groups of which a rank is missing: it may have come later still.
     """
     between_stages = "pipeline" if report.pipeline else None
-    partial = _partial_groups(report)
+    partial = partial_groups(report)
     known, arrivals, caused_us = Counter[int](), Counter[int](), defaultdict[int, float](float)
     for each in report.collectives:
-        if each.parallelism == between_stages or _lacks_rank(each, partial) or not _shows_last(each):
+        if each.parallelism == between_stages or lacks_rank(each, partial) or not _shows_last(each):
             continue
         known.update(part.rank for part in each.ranks)
         if (last := each.last_rank) is not None:

@@ -28,7 +28,10 @@ from gpurun.launcher.report.terminal.layout import (
 from gpurun.launcher.trace.explain import (
     capture_text,
     explained_stretches,
+    is_some_waiting_unknown,
+    lacks_rank,
     mean_stretch,
+    partial_groups,
     steps_add_detail,
     whole_ranks,
 )
@@ -90,7 +93,9 @@ _COLUMNS = (
     _Figure("kernels", lambda each: each.num_kernels, drop=6, text=lambda n: format_count(n) if n else "-"),
 )
 _DROP_BAR = 2
-_LEGEND = "compute ▇  transfer ▒  wait ░  copies ≡  {}idle ·"
+_LEGEND = "compute ▇  transfer{} ▒  wait ░  copies ≡  {}idle ·"
+_OR_WAIT = " or unknown wait"
+"""In the legend, where of some collective it isn't known."""
 _OTHER_STEPS = "other steps ▫  "
 """In the legend, where a step's time holds any."""
 MESSAGE_WIDTH = 9
@@ -205,7 +210,10 @@ def _steps(report: TraceReport, width: int) -> list[RenderableType]:
 
 def _legend(report: TraceReport) -> str:
     stretches = (each for _, row in _rows(report) for each in (row.total, *row.steps))
-    return _LEGEND.format(_OTHER_STEPS if any(each.other_steps_us for each in stretches) else "")
+    return _LEGEND.format(
+        _OR_WAIT if is_some_waiting_unknown(report) else "",
+        _OTHER_STEPS if any(each.other_steps_us for each in stretches) else "",
+    )
 
 
 def _bar(each: Breakdown) -> str:
@@ -224,31 +232,35 @@ def _collectives(report: TraceReport) -> list[RenderableType]:
         return []
     table = table_of(("group", "collective", "count", "MB", "GB/s", "bus GB/s", "all waits, hidden or not"))
     sorts = grouped(report.collectives, lambda each: (each.group, each.kind))
+    partial = partial_groups(report)
     for (group, kind), same in sorted(sorts.items()):
-        table.add_row(clean(group), kind, *_collective_cells(same))
+        is_partial = any(lacks_rank(each, partial) for each in same)
+        table.add_row(clean(group), kind, *_collective_cells(same, is_partial))
     parts: list[RenderableType] = ["", table]
     if report.stragglers:
-        late = table_of(("rank", "came last", "others waited"))
+        lacks = any(lacks_rank(each, partial) for each in report.collectives)
+        late = table_of(("rank", f"came last{' of those present' if lacks else ''}", "others waited"))
         for row in report.stragglers:
             late.add_row(str(row.rank), str(row.last_arrivals), us_in_ms(row.wait_caused_us))
         parts += ["", late]
     return parts
 
 
-def _collective_cells(same: Sequence[CollectiveReport]) -> tuple[str, ...]:
+def _collective_cells(same: Sequence[CollectiveReport], is_partial: bool) -> tuple[str, ...]:
+    """`is_partial`: a rank is missing that others may have waited for, so that rates are lower bounds."""
     sizes = [each.bytes for each in same if each.bytes is not None]
     waits = [part.wait_us for each in same for part in each.ranks if part.wait_us is not None]
     return (
         str(len(same)),
         format_number(sum(sizes) / 1e6, 1) if sizes else "-",
-        _rate(overall_gb_per_s(same, lambda each: each.algorithm_gb_per_s)),
-        _rate(overall_gb_per_s(same, lambda each: each.bus_gb_per_s)),
+        _rate(overall_gb_per_s(same, lambda each: each.algorithm_gb_per_s), is_partial),
+        _rate(overall_gb_per_s(same, lambda each: each.bus_gb_per_s), is_partial),
         us_in_ms(sum(waits)) if waits else "-",
     )
 
 
-def _rate(gb_per_s: float | None) -> str:
-    return "-" if gb_per_s is None else format_number(gb_per_s, 2)
+def _rate(gb_per_s: float | None, is_partial: bool) -> str:
+    return "-" if gb_per_s is None else f"{'≥' if is_partial else ''}{format_number(gb_per_s, 2)}"
 
 
 def _names(

@@ -344,7 +344,7 @@ def match(ranks: Sequence[RankCollectives]) -> Matched:
     Where a trace doesn't say which ranks a group has, all ranks are taken for one group, as in the traces of
     old versions of torch; unless most of its collectives then don't end together.
     """
-    ranks = _with_groups(ranks)
+    ranks = _with_groups(_as_others_show(ranks))
     found, clocks = _aligned(ranks, frozenset())
     doubtful = _not_one_group(found.collectives, clocks.offsets)
     if doubtful:
@@ -364,6 +364,57 @@ def match(ranks: Sequence[RankCollectives]) -> Matched:
     collectives = tuple(_collectives(good, all_here, clocks))
     unknown = len(found.unknown_groups), len(found.unknown_peers)
     return Matched(collectives, clocks, *unknown)
+
+
+MAX_TRIED = 8
+"""Other ranks that may say what a rank's collectives are."""
+
+
+def _as_others_show(ranks: Sequence[RankCollectives]) -> Sequence[RankCollectives]:
+    """The ranks with the kinds and sizes of collectives that their traces lack, as without the CPU's events.
+
+    They are those of another rank that has as many of a group in a step, in the same order.
+    """
+    runs = [_runs(rank) for rank in ranks]
+    known: defaultdict[Key, list[list[LocalCollective]]] = defaultdict(list)
+    for key, run in ((key, run) for each in runs for key, run in each.items()):
+        if all(local.num_bytes is not None for local in run):
+            known[key].append(run)
+    completed = {
+        id(own): _as_shown(own, other)
+        for each in runs
+        for key, run in each.items()
+        if any(local.num_bytes is None for local in run)
+        for others in known[key][:MAX_TRIED]
+        if len(run) == len(others) and all(map(_may_be, run, others))
+        for own, other in zip(run, others, strict=True)
+    }
+    return [
+        replace(rank, collectives=[completed.get(id(each), each) for each in rank.collectives])
+        for rank in ranks
+    ]
+
+
+def _runs(rank: RankCollectives) -> Mapping[Key, list[LocalCollective]]:
+    """The collectives of each group and step, in the order of their ends."""
+    found: defaultdict[Key, list[LocalCollective]] = defaultdict(list)
+    for local in sorted(rank.collectives, key=_place_in_order):
+        found[local.group, rank.step_numbers.get(local.step)].append(local)
+    return found
+
+
+def _may_be(own: LocalCollective, other: LocalCollective) -> bool:
+    """NCCL runs an all-to-all as sends and receives."""
+    is_open = own.kind == SEND_RECV and not own.messages and own.num_bytes is None
+    return own.kind == other.kind or (is_open and other.kind == "all_to_all")
+
+
+def _as_shown(own: LocalCollective, other: LocalCollective) -> LocalCollective:
+    """The collective with what only another rank's trace says; the bytes of an all-to-all differ by rank."""
+    if own.num_bytes is not None:
+        return own
+    num_bytes = other.num_bytes if other.kind in SAME_SIZE else None
+    return replace(own, kind=other.kind, num_bytes=num_bytes, dtype=other.dtype, group_size=other.group_size)
 
 
 def _with_groups(ranks: Sequence[RankCollectives]) -> list[RankCollectives]:

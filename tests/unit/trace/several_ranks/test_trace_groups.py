@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gpurun.launcher.report.terminal.trace import render_tables, render_trace
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.analysis.collectives.local_collectives import (
     CALLS_KEY,
@@ -873,3 +874,36 @@ def test_the_collectives_of_a_step_that_one_rank_does_not_mark_are_those_of_the_
     assert {row.rank: row.last_arrivals for row in report.stragglers} == {0: 0, 1: 8}
     (wait_us,) = {each.exposed_wait_us for each in report.ranks[0].steps}
     assert wait_us > 30_000
+
+
+def test_what_a_trace_lacks_of_its_collectives_another_rank_shows(tmp_path: Path) -> None:
+    """Without the CPU's events an all-to-all is a kernel of sends and receives, and nothing has a size."""
+    names = {"all_to_allv": "ncclKernel_SendRecv_RING_SIMPLE", "all_reduce": "ncclKernel_AllReduce_RING_LL"}
+    for rank in (0, 1):
+        events: list[Event] = [step(1, 0, 5_000)]
+        for number, name in enumerate(("all_to_allv", "all_reduce", "all_to_allv")):
+            begin, end = 1_000 * number + 300 * rank, 1_000 * number + 500
+            known = {"Collective name": name, "In msg nelems": 10 + number, "Out msg nelems": 10 + number}
+            args = known | {"dtype": "Float"} if rank == 0 else {}
+            events += [launch(begin - 5, 2, number), kernel("gemm", begin - 1, 1, number)]
+            events.append(kernel(names[name], begin, end - begin, **args))
+        write(tmp_path / f"{rank}.json", events, **rank_info(rank, 2))
+    report = analyse_paths([tmp_path])
+    found = [(each.kind, len(each.ranks), each.bytes) for each in report.collectives]
+    assert found == [("all_to_all", 2, 40), ("all_reduce", 2, 44), ("all_to_all", 2, 48)]
+    assert {rank.rank: rank.total.exposed_wait_us for rank in report.ranks} == {0: 900, 1: 0}
+    assert [(row.rank, row.last_arrivals) for row in report.stragglers] == [(1, 3), (0, 0)]
+
+
+def test_of_a_group_that_lacks_a_rank_rates_are_bounds(tmp_path: Path) -> None:
+    """Two of three ranks: what looks like transfer may be waiting for the third."""
+    for rank in (0, 1):
+        args = {"Collective name": "all_reduce", "In msg nelems": 10**6, "Out msg nelems": 10**6}
+        ring = kernel("ncclKernel_AllReduce_RING_LL", 10 + rank, 90 - rank, **args, dtype="Float")
+        write(tmp_path / f"{rank}.json", [kernel("gemm", 0, 10), ring], **rank_info(rank, 3))
+    report = analyse_paths([tmp_path], show={"collectives"})
+    text = render_trace(report, 100)
+    assert "≥44.94" in text
+    assert "transfer or unknown wait ▒" in text
+    assert "came last of those present" in text
+    assert "µs are at most those shown, GB/s at least" in render_tables(report, ("collectives",), 200)
