@@ -87,6 +87,8 @@ def find_traces(paths: Sequence[Path], within: Sequence[Path] = ()) -> FoundTrac
     for path in paths:
         if path.is_dir():
             _look_into(path, within, files, notes)
+        elif is_merged(path, within):
+            notes.append(noticed("merged", file=str(path)))
         else:
             files.append(path)
     unique = {file.resolve(): file for file in reversed(files)}
