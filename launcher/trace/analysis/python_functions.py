@@ -23,7 +23,10 @@ _WAITS = re.compile(
 """Functions of Python's library that wait for another thread or process."""
 _WRAPPERS = re.compile(r".*: (_call_impl|_wrapped_call_impl|wrapper|decorate_context|inner|_fn|__call__)$")
 """Functions that only call another."""
-_OF_LIBRARY = re.compile(r"torch/|(.*/)?(threading|queue|contextlib|functools|runpy|selectors)\.py|<")
+_OF_LIBRARY = re.compile(
+    r"torch/|(.*/)?(threading|queue|contextlib|functools|runpy|selectors)\.py|<(frozen|string|eval_with_key)"
+)
+_BUILT_IN = re.compile(r"<(built-in (function|method)|method|class) '?(?P<function>[\w.]+)'?.*")
 _NAME = re.compile(r"(?P<file>.*)\((?P<line>\d+)\): (?P<function>.*)")
 
 
@@ -98,7 +101,7 @@ class LoopFunctions:
 
     def _around(self, calls: Spans, part: Intervals, rest: Intervals) -> str | None:
         inside_ns = np.bincount(calls.name, part.inside_ns(calls.start, calls.end), len(self.names))
-        best: tuple[bool, int, str] | None = None
+        best: tuple[int, int, str] | None = None
         for name in np.flatnonzero(inside_ns >= MOST * max(part.length_ns, 1)).tolist():
             mine = calls.name == name
             covered = union(calls.start[mine], calls.end[mine])
@@ -106,12 +109,19 @@ class LoopFunctions:
             is_most = covered.intersect(part).length_ns >= MOST * part.length_ns
             text = self.names[name]
             if is_most and not is_of_all and not _WRAPPERS.match(text):
-                key = (bool(_OF_LIBRARY.match(text)), covered.length_ns, text)
+                key = (_order(text), covered.length_ns, text)
                 best = key if best is None else min(best, key)
         return None if best is None else readable_function(best[2])
 
 
+def _order(name: str) -> int:
+    """Functions of the program come first, then those of Python and torch, then built-in ones."""
+    return 2 if _BUILT_IN.match(name) else int(bool(_OF_LIBRARY.match(name)))
+
+
 def readable_function(name: str) -> str:
-    """`preprocess (data.py:41)` for `data.py(41): preprocess`."""
+    """`preprocess (data.py:41)` for `data.py(41): preprocess`; `sleep` for a built-in function."""
+    if built_in := _BUILT_IN.fullmatch(name):
+        return built_in["function"]
     found = _NAME.fullmatch(name)
     return name if found is None else "{function} ({file}:{line})".format(**found.groupdict())

@@ -573,7 +573,7 @@ class Trace:
     """Named ranges: `record_function`, `Optimizer.step#SGD.step`. They enclose work."""
     annotation_names: tuple[str, ...]
     functions: Spans
-    """Python's functions, but for short calls and built-in ones."""
+    """Python's functions, but for short calls."""
     function_names: tuple[str, ...]
     threads: tuple[tuple[str, str], ...]
     """Process and thread as spelled in the file, by the numbers in `thread` of CPU events."""

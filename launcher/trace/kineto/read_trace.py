@@ -192,7 +192,7 @@ class Reader:
         telling = [event for event in named if host_kind(*_NAME(event)) is not HostKind.OP]
         self._add_ops(*self._timed(telling, times))
         long = [event for event in python if (event.dur or 0) >= LEAST_FUNCTION_US]
-        functions = [event for event in long if not (event.name or "").startswith((MODULE_PREFIX, "<"))]
+        functions = [event for event in long if not (event.name or "").startswith(MODULE_PREFIX)]
         self._add_functions(*self._timed(functions, times))
 
     def _with_times(self, spans: list[TraceEvent]) -> list[TraceEvent]:

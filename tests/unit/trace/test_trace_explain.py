@@ -370,12 +370,21 @@ LOOP = [python("train.py(3): main", -100, 9_900), python("train.py(9): step", 0,
             [python("torch/optim/sgd.py(7): step", 300, 8_900), python("<built-in method x>", 350, 8_800)],
             "for most of it in step (torch/optim/sgd.py:7)",
         ),
+        ([python("<built-in function sleep>", 300, 8_900)], "for most of it in sleep: try"),
+        (
+            [python("<built-in method acquire of lock object at 0x7f>", 300, 8_900)],
+            "for most of it in acquire: try",
+        ),
+        ([python("<ipython-input-3>(7): pad", 300, 8_900)], "most of it in pad (<ipython-input-3>:7)"),
         (
             [python("d.py(41): preprocess", 300, 8_900), span("cpu_op", "aten::pad", 400, 8_000)],
             "waiting for data, for most of it in preprocess (d.py:41)",
         ),
     ],
-    ids=["most of it", "less", "on another thread", "of a library", "for data"],
+    ids=[
+        *("most of it", "less", "on another thread", "of a library"),
+        *("built in", "a built-in method", "in a notebook", "for data"),
+    ],
 )
 def test_the_function_around_most_of_a_wait_is_named(
     tmp_path: Path, functions: list[Event], said: str
