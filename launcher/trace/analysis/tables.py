@@ -19,6 +19,7 @@ from gpurun.launcher.trace.intervals import Int64, Intervals, union
 from gpurun.launcher.trace.kineto.classify import (
     OLD_AUTOGRAD,
     POINT_TO_POINT,
+    REPLICAS,
     GpuKind,
     HostKind,
     collective_kind,
@@ -246,8 +247,9 @@ def timed_ops(trace: Trace, kinds: Sequence[HostKind] = (HostKind.OP, HostKind.C
 
 
 def issuing_calls(trace: Trace) -> Spans:
-    """The calls that issue collectives."""
-    return trace.ops.where(trace.op_kinds[trace.ops.name] == HostKind.COMM_CALL)
+    """The calls that issue collectives, or in which others compute: no compute, but in operators."""
+    with_replicas = np.array([bool(REPLICAS.match(name)) for name in trace.op_names], dtype=bool)
+    return trace.ops.where((with_replicas | (trace.op_kinds == HostKind.COMM_CALL))[trace.ops.name])
 
 
 def cpu_operators(trace: Trace) -> Intervals:

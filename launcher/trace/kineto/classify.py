@@ -221,9 +221,10 @@ _HOST_NAMES = (
     (HostKind.COMM, re.compile(r"gloo:|ucc:|mpi:")),
     (HostKind.COMM_CALL, re.compile(r"c10d::|nccl:|record_param_comms$|_c10d_functional::wait_tensor$")),
 )
+REPLICAS = re.compile(r"(autograd::engine::evaluate_function: )?DataParallelReplicas(Backward)?$")
+"""Operators in which the replicas of `dp` work on the CPU, each in a thread of its own."""
 _ANNOTATIONS = re.compile(
-    r"DistributedDataParallel\.forward|Optimizer\.|DataParallel\.forward|##"
-    r"|(autograd::engine::evaluate_function: )?DataParallelReplicas(Backward)?$"
+    rf"DistributedDataParallel\.forward|Optimizer\.|DataParallel\.forward|##|{REPLICAS.pattern}"
 )
 """Operators that enclose work but aren't work: annotations in old traces, and replicas of `dp` on the CPU."""
 

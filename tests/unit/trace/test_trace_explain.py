@@ -1014,3 +1014,17 @@ def test_that_a_capture_begins_later_is_no_part_of_its_steps(tmp_path: Path) -> 
     text = render_tables(report, ("critical-path",), 80)
     assert f"all, 2 steps: {path.step_us / 1000:.3f} ms each" in text
     assert "launch" not in text
+
+
+def test_what_waits_for_replicas_is_not_outside_of_operators(tmp_path: Path) -> None:
+    """Of a step of 150 ms, replicas are at work for 100, and compute for 50 of them."""
+    events: list[Event] = []
+    for begin in (0, 150_000):
+        events += [
+            step(begin // 150_000, begin, 150_000),
+            span("cpu_op", "aten::mm", begin + 10_000, 50_000, 2),
+        ]
+        events.append(span("cpu_op", "DataParallelReplicas", begin, 100_000))
+    report = analyse_paths([write(tmp_path / "t.json", events)])
+    assert report.ranks[0].steps[0].compute_us == 50_000
+    assert report.findings[1].text.startswith("rank 0 spends 33 % of its step (50.0 of 150 ms")
