@@ -166,6 +166,11 @@ _one_decimal = partial(format_number, decimals=1)
 _two_decimals = partial(format_number, decimals=2)
 
 
+def _megabytes(value: float) -> str:
+    """`409.14`; below 0.1 in three significant digits."""
+    return format_rate(value) if value < 0.1 else _two_decimals(value)
+
+
 def _launched_by(row: KernelTotal) -> str:
     source = " ".join(text for text in ("CUDA graph" if row.graph else "", row.op, row.shapes) if text)
     return f"{source}: {row.name}" if source else row.name
@@ -262,7 +267,7 @@ _COPIES: tuple[FigureColumn[CopyTotal], ...] = (
     FigureColumn("ms", lambda row: row.device_us, us_in_ms),
     FigureColumn("exposed", lambda row: row.exposed_us, us_in_ms),
     FigureColumn("count", lambda row: row.count, format_count),
-    FigureColumn("MB", lambda row: None if row.bytes is None else row.bytes / 1e6, _two_decimals),
+    FigureColumn("MB", lambda row: None if row.bytes is None else row.bytes / 1e6, _megabytes),
     FigureColumn("GB/s", lambda row: row.gb_per_s, _two_decimals),
 )
 

@@ -127,7 +127,9 @@ def render_trace(report: TraceReport, width: int, details: bool = True) -> str:
     )
     on_gpu = any(row.device_us for rank in report.ranks for row in rank.ops)
     time_us = _device_us if on_gpu else _host_us
-    parts += _names("operators", [rank.ops for rank in whole_ranks(report.ranks)], time_us)
+    has_kernels = any(rank.total.num_kernels for rank in report.ranks)
+    title = "operators on the CPU" if has_kernels and not on_gpu else "operators"
+    parts += _names(title, [rank.ops for rank in whole_ranks(report.ranks)], time_us)
     parts += _names("modules", [rank.modules for rank in whole_ranks(report.ranks)], time_us)
     more = replace(report, findings=screen.details).sentences
     parts += detail_lines([*more, *notes_in(report.findings)], details)
@@ -235,7 +237,8 @@ def _collectives(report: TraceReport) -> list[RenderableType]:
     partial = partial_groups(report)
     for (group, kind), same in sorted(sorts.items()):
         is_partial = any(lacks_rank(each, partial) for each in same)
-        table.add_row(clean(group), kind, *_collective_cells(same, is_partial))
+        is_loose = len(report.ranks) > 1 and sum(each.ranks[0].wait_us is None for each in same) > 1
+        table.add_row(clean(group), kind, *_collective_cells(same, is_partial, is_loose))
     parts: list[RenderableType] = ["", table]
     if report.stragglers:
         lacks = any(lacks_rank(each, partial) for each in report.collectives)
@@ -246,13 +249,20 @@ def _collectives(report: TraceReport) -> list[RenderableType]:
     return parts
 
 
-def _collective_cells(same: Sequence[CollectiveReport], is_partial: bool) -> tuple[str, ...]:
-    """`is_partial`: a rank is missing that others may have waited for, so that rates are lower bounds."""
+def _collective_cells(same: Sequence[CollectiveReport], is_partial: bool, is_loose: bool) -> tuple[str, ...]:
+    """The figures of a row, some of which are bounds.
+
+    Args:
+        same: collectives of a group and kind.
+        is_partial: a rank is missing that others may have waited for.
+        is_loose: several aren't matched over ranks, and may be one.
+    """
+    most = "≤" if is_loose else ""
     sizes = [each.bytes for each in same if each.bytes is not None]
     waits = [part.wait_us for each in same for part in each.ranks if part.wait_us is not None]
     return (
-        str(len(same)),
-        format_number(sum(sizes) / 1e6, 1) if sizes else "-",
+        f"{most}{len(same)}",
+        f"{most}{format_number(sum(sizes) / 1e6, 1)}" if sizes else "-",
         _rate(overall_gb_per_s(same, lambda each: each.algorithm_gb_per_s), is_partial),
         _rate(overall_gb_per_s(same, lambda each: each.bus_gb_per_s), is_partial),
         us_in_ms(sum(waits)) if waits else "-",

@@ -907,3 +907,12 @@ def test_of_a_group_that_lacks_a_rank_rates_are_bounds(tmp_path: Path) -> None:
     assert "transfer or unknown wait ▒" in text
     assert "came last of those present" in text
     assert "µs are at most those shown, GB/s at least" in render_tables(report, ("collectives",), 200)
+
+
+def test_what_may_be_one_collective_is_counted_as_at_most(tmp_path: Path) -> None:
+    """Sends and receives that don't name the other rank: of two ranks, six may be three."""
+    for rank in (0, 1):
+        work = [kernel("ncclKernel_SendRecv_RING_SIMPLE", 100 * i, 50) for i in range(3)]
+        write(tmp_path / f"{rank}.json", [kernel("gemm", 60, 10), *work], **rank_info(rank, 2))
+    text = render_trace(analyse_paths([tmp_path]), 100)
+    assert any(line.split()[:3] == ["default", "send_recv", "≤6"] for line in text.splitlines())
