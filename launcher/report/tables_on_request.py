@@ -62,7 +62,7 @@ _WORDS = {
 _WITHOUT = _WORDS | {
     "transfer": "the transfer of collectives",
     "copies": "the copies",
-    "latency": "the time from the end of what was waited for to the start",
+    "latency": f"the time {_WORDS['latency']}",
     "before": "the later begin of a rank's trace",
 }
 

@@ -94,7 +94,7 @@ _COLUMNS = (
 )
 _DROP_BAR = 2
 _LEGEND = "compute ▇  transfer{} ▒  wait ░  copies ≡  {}idle ·"
-_OR_WAIT = " or unknown wait"
+_OR_WAIT = " or unknown"
 """In the legend, where of some collective it isn't known."""
 _OTHER_STEPS = "other steps ▫  "
 """In the legend, where a step's time holds any."""
@@ -242,7 +242,7 @@ def _collectives(report: TraceReport) -> list[RenderableType]:
     parts: list[RenderableType] = ["", table]
     if report.stragglers:
         lacks = any(lacks_rank(each, partial) for each in report.collectives)
-        late = table_of(("rank", f"came last{' of those present' if lacks else ''}", "others waited"))
+        late = table_of(("rank", f"came last{' of present' if lacks else ''}", "others waited"))
         for row in report.stragglers:
             late.add_row(str(row.rank), str(row.last_arrivals), us_in_ms(row.wait_caused_us))
         parts += ["", late]

@@ -26,7 +26,7 @@ _WRAPPERS = re.compile(r".*: (_call_impl|_wrapped_call_impl|wrapper|decorate_con
 _OF_LIBRARY = re.compile(
     r"torch/|(.*/)?(threading|queue|contextlib|functools|runpy|selectors)\.py|<(frozen|string|eval_with_key)"
 )
-_BUILT_IN = re.compile(r"<(built-in (function|method)|method|class) '?(?P<function>[\w.]+)'?.*")
+_BUILT_IN = re.compile(r"<(built-in\s(function|method)|method|class)\s'?(?P<function>[\w.]+)'?.*")
 _NAME = re.compile(r"(?P<file>.*)\((?P<line>\d+)\): (?P<function>.*)")
 
 

@@ -990,7 +990,7 @@ def test_no_cause_is_said_to_be_less_than_it_is(tmp_path: Path) -> None:
             events += [] if rank else in_call(begin + 15_000, 35_000)
         write(tmp_path / f"rank{rank}.json", events, **rank_info(rank, 2))
     traced, cause, *_ = (each.text for each in analyse_paths([tmp_path]).findings)
-    assert traced == "2 ranks on CPU, 2 steps"
+    assert traced == "2 ranks on CPU, 2 steps, which may be unlike others"
     assert cause.startswith("rank 1 spends 71 % of its step (36.0 of 51.0 ms")
 
 
