@@ -30,6 +30,7 @@ from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.meters.gpu_load import LoadMeter, load_meter
 from gpurun.launcher.worker.micro_benchmark import ProbeRounds, site_of
 from gpurun.launcher.worker.profiling import open_block
+from gpurun.launcher.worker.program.run_program import keep_to_own_places
 from gpurun.launcher.worker.training.balanced_split import resolve_balanced
 from gpurun.launcher.worker.training.gradient_check import check_gradients, model_warnings
 from gpurun.launcher.worker.training.load_workload import load_workload
@@ -51,6 +52,8 @@ def main(argv: Sequence[str]) -> None:
     """Runs rank `argv[1]` of the launch described in the file `argv[0]`; never returns."""
     rank = int(argv[1])
     config = read_json(Path(argv[0]), LaunchConfig)
+    if config.observe:
+        keep_to_own_places(config.job_dir, config.run_dir)
     journal = Journal(config, rank)
     try:
         run_launch(journal)

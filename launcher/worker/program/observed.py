@@ -2,7 +2,6 @@
 
 import os
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
@@ -18,6 +17,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gpurun.launcher.machine.accelerators import gpu_kinds
 from gpurun.launcher.rundir.files import RunDir, write_json
+from gpurun.launcher.rundir.launch_writes import (
+    DEVICES,
+    SHARED_MEMORY,
+    cache_places,
+    is_below,
+    temporary_places,
+)
 from gpurun.launcher.rundir.records import Observed, Place, PlaceKind, ProgramConfig
 from gpurun.launcher.worker.base.losses import Losses
 from gpurun.launcher.worker.base.seeding import StepSeeds, replaced
@@ -30,7 +36,8 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _CHANGES = {
     "os.rename": ((0, 2), (1, 3)), "os.remove": ((0, 1),), "os.rmdir": ((0, 1),), "os.mkdir": ((0, 2),),
     "os.truncate": ((0, None),), "os.link": ((0, 2), (1, 3)), "os.symlink": ((1, 2),),
-    "shutil.rmtree": ((0, 1),), "sqlite3.connect": ((0, None),),
+    "shutil.rmtree": ((0, 1),), "sqlite3.connect": ((0, None),), "os.chmod": ((0, 2),), "os.chown": ((0, 3),),
+    "os.utime": ((0, 3),), "os.setxattr": ((0, None),), "os.removexattr": ((0, None),),
 }  # fmt: skip
 """Audit events that change files: by which arguments, each with that of the directory it is relative to.
 Source: CPython, "Audit events table".
@@ -41,9 +48,9 @@ _WRITTEN_IN_C = (
     "_C._autograd._ProfilerResult.save",
 )  # fmt: skip
 """What in torch writes the file that its first argument names in C++, which no audit event shows."""
-_REMOVES = ("os.remove", "os.rmdir", "shutil.rmtree")
-_ALWAYS = ("/dev/", "/proc/", "/sys/")
-_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_HOME", "HF_HOME", "XDG_CACHE_HOME")
+_OF_OPEN_FILES = ("os.chmod", "os.chown", "os.utime", "os.setxattr", "os.removexattr")
+"""Those that may be given a descriptor, also of a file that is open for reading."""
+_MUST_EXIST = ("os.remove", "os.rmdir", "shutil.rmtree", *_OF_OPEN_FILES)
 _MADE_AGAIN = ("/__pycache__/", "/torchinductor_", "/.triton/", "/.cache/")
 """Parts of paths of what is made again where it is missing."""
 READS = ("item", "tolist", "cpu", "__bool__", "__float__", "__int__")
@@ -72,10 +79,8 @@ class Writes:
 
     def watch(self) -> ExitStack:
         """Notes them from now on; closing the returned stack ends it. An audit hook can't be removed."""
-        self.job_dir, self.run_dir, self._temporary = map(
-            os.path.realpath, (self.job_dir, self.run_dir, tempfile.gettempdir())
-        )
-        self._caches = tuple(os.path.realpath(path) for name in _CACHES if (path := os.environ.get(name)))
+        self.job_dir, self.run_dir = map(os.path.realpath, (self.job_dir, self.run_dir))
+        self._temporary, self._caches = temporary_places(), cache_places(self.job_dir)
         sys.addaudithook(self._audit)
         hooks = ExitStack()
         for path in _WRITTEN_IN_C:
@@ -98,7 +103,8 @@ class Writes:
         elif event in _CHANGES:
             for number, base in _CHANGES[event]:
                 directory = args[base] if base is not None and base < len(args) else None
-                self.add(args[number], directory, must_exist=event in _REMOVES, is_new=event == "os.mkdir")
+                name = _open_file(args[number]) if event in _OF_OPEN_FILES else args[number]
+                self.add(name, directory, must_exist=event in _MUST_EXIST, is_new=event == "os.mkdir")
 
     def add(
         self, name: Any, directory: int | None = None, must_exist: bool = False, is_new: bool = False
@@ -148,12 +154,12 @@ class Writes:
         return self.found | {os.fsdecode(path) for path in told if path}
 
     def _may_always(self, path: str) -> bool:
-        if path.startswith((*_ALWAYS, f"{self.run_dir}{os.sep}")) or path == self.run_dir:
+        if is_below(path, DEVICES) and not is_below(path, (SHARED_MEMORY,)):
+            return True
+        if is_below(path, (self.run_dir, *self._caches)) or any(part in path for part in _MADE_AGAIN):
             return True
         is_own = path.startswith(f"{self.job_dir}{os.sep}")
-        if _is_below(path, self._caches) or any(part in path for part in _MADE_AGAIN):
-            return True
-        return not is_own and _is_below(path, (self._temporary, "/tmp")) and self._is_of_launch(path)
+        return not is_own and is_below(path, self._temporary) and self._is_of_launch(path)
 
     def _is_of_launch(self, path: str) -> bool:
         """Whether it is new or made by this launch; a temporary file without a name opens its directory."""
@@ -161,11 +167,15 @@ class Writes:
             found = os.lstat(path)
         except FileNotFoundError:
             return True
-        return path in (self._temporary, "/tmp") or found.st_ctime >= self.began_s
+        return path in self._temporary or found.st_ctime >= self.began_s
 
 
-def _is_below(path: str, directories: Iterable[str]) -> bool:
-    return any(f"{path}{os.sep}".startswith(f"{each}{os.sep}") for each in directories)
+def _open_file(name: Any) -> Any:
+    """The path of an open file in place of its descriptor, if it has one."""
+    with suppress(OSError):
+        if isinstance(name, int) and os.path.lexists(path := os.readlink(f"/proc/self/fd/{name}")):
+            return path
+    return name
 
 
 @dataclass

@@ -13,19 +13,37 @@ from types import CodeType, ModuleType, TracebackType
 from typing import NoReturn
 
 import gpurun
+from gpurun.launcher.machine.landlock import can_restrict_writes, restrict_writes
 from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.rundir.launch_writes import stated_caches, writable_places
 from gpurun.launcher.rundir.records import ProgramConfig
 
 
 def with_own_directory(config: ProgramConfig, run: RunDir) -> ProgramConfig:
     """The configuration with a directory for what the program saves, which no other launch finds there.
 
-    It is in the environment, and in place of `{launch_dir}` in the arguments.
+    It is in the environment, and in place of `{launch_dir}` in the arguments. In a search, nothing can be
+    written where launches would meet, if the kernel can prevent that.
     """
     directory = run.program_files(config.launch)
     directory.mkdir(parents=True, exist_ok=True)
     os.environ["GPURUN_LAUNCH_DIR"] = str(directory)
+    if config.observe:
+        keep_to_own_places(config.job_dir, config.run_dir)
     return replace(config, args=tuple(arg.replace("{launch_dir}", str(directory)) for arg in config.args))
+
+
+def keep_to_own_places(job_dir: str, run_dir: str) -> None:
+    """Keeps the process, and all that it starts, from writing where launches of a search meet.
+
+    Without Landlock it does nothing.
+    """
+    if not can_restrict_writes():
+        return
+    for place in stated_caches():
+        with suppress(OSError):
+            os.makedirs(place, exist_ok=True)
+    restrict_writes(writable_places(job_dir, run_dir))
 
 
 def run_program(config: ProgramConfig) -> None:

@@ -1,5 +1,9 @@
 """Which keys of a job have an effect on a workload."""
 
+import os
+import tempfile
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -82,3 +86,34 @@ def test_a_directory_that_is_not_open_is_left_to_the_programs_own_error(tmp_path
     writes = Writes(str(tmp_path), str(tmp_path / "run"))
     writes._audit("os.mkdir", ("made", 0o777, 1 << 30))
     assert not writes.found
+
+
+CHANGES: list[Callable[[Path, int], object]] = [
+    lambda path, fd: path.chmod(0o600),
+    lambda path, fd: os.fchmod(fd, 0o600),
+    lambda path, fd: os.chown(path, os.getuid(), os.getgid()),
+    lambda path, fd: os.utime(path, (0, 0)),
+    lambda path, fd: os.setxattr(path, "user.a", b"b"),
+    lambda path, fd: path.write_text("other"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(CHANGES)))
+def test_a_launch_changes_no_file_nor_its_mode_owner_and_times(tmp_path: Path, number: int) -> None:
+    kept = tmp_path / "job/last.pt"
+    kept.parent.mkdir()
+    kept.write_text("best")
+    before, writes = kept.stat(), Writes(str(kept.parent), str(tmp_path / "run"))
+    with kept.open() as file, writes.watch(), pytest.raises(PermissionError, match=r"last\.pt"):
+        CHANGES[number](kept, file.fileno())
+    assert (writes.found, kept.stat()[:9], kept.read_text()) == ({str(kept)}, before[:9], "best")
+
+
+def test_what_an_earlier_launch_left_in_shared_memory_is_not_written(tmp_path: Path) -> None:
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        writes = Writes(str(tmp_path), str(tmp_path / "run"), began_s=time.time() + 60)
+        with writes.watch():
+            with pytest.raises(PermissionError, match="/dev/shm/"):
+                Path(file.name).write_text("other")
+            Path("/dev/null").write_text("other")
+    assert writes.found == {file.name}
