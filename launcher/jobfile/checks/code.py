@@ -117,7 +117,7 @@ def _module_mistakes(spec: JobSpec, module: str, job_dir: Path) -> Iterator[Prob
         name = ".".join(names[:end])
         found = _found_at(name, places) if places is not None else None
         if found is None:
-            hint = _near_module(name, places) or _how_to_find(spec, module)
+            hint = _near_module(name, places) or _how_to_find(spec)
             yield spec.problem(("module",), _no_module(name), hint)
             return
         places = found.submodule_search_locations
@@ -148,11 +148,11 @@ def _has_job_file(spec: JobSpec) -> bool:
     return spec.source is None or bool(spec.source.root.mark.file)
 
 
-def _how_to_find(spec: JobSpec, module: str) -> str:
-    """The advice about a module that isn't there; `gpurun run -m` has no job file to put it next to."""
+def _how_to_find(spec: JobSpec) -> str:
+    """The advice about a module that isn't there; with `-m` there's no job file to put it next to."""
     if _has_job_file(spec):
         return INSTALL_IT
-    return f"install it, or go to the directory that contains it: cd DIRECTORY && gpurun run -m {module}"
+    return "install it, or go to the directory that contains it: cd DIRECTORY"
 
 
 def _near_module(name: str, places: Sequence[str] | None) -> str | None:
