@@ -30,7 +30,7 @@ from gpurun.launcher.improve.remedies import (
     merged,
 )
 from gpurun.launcher.improve.rewrite import NoPlaceError, diff_text, line_to_write, rewritten, with_keys
-from gpurun.launcher.improve.stages import BETWEEN_S, RemedySearch, Set, Stage
+from gpurun.launcher.improve.stages import BETWEEN_S, LEAST_BUDGET_S, RemedySearch, Set, Stage
 from gpurun.launcher.improve.trials import (
     _LOSSES,
     LAUNCHES_TO_DECIDE,
@@ -138,6 +138,8 @@ def run_improve(
     search.began_s = time.monotonic() if began_s is None else began_s
     found = known or Improvement(SCHEMA, search.name, search.budget_s, numerics=numerics)
     search.resume(found)
+    if not search.ends_s and search.budget_s - search.clock_s < LEAST_BUDGET_S:
+        raise SpecError("the budget is too short to try anything: `--budget 1m`")
 
     def keep(now: Improvement) -> Improvement:
         nonlocal found
@@ -266,10 +268,10 @@ def proven(
 
 def discovered(search: RemedySearch) -> Stage:
     """The program as it is, twice: whether its losses are the same each time."""
+    size = search.size(2, first_steps(search))  # first it is found out whether there are such devices
     search.say(f"1 of 3: what {search.name} does")
     seeded = () if "seed" in search.spec.stated else ("seed=0",)
     search.given = replace(search.given, overrides=(*search.given.overrides, *seeded))
-    size = search.size(2, first_steps(search))
     found = search.stage("1-original", [()], *size, f"profile.steps={TRACED}")
     if found.of(0).step_ms is None:
         raise VariantError(

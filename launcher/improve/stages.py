@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -14,8 +15,8 @@ from typing import Any
 from gpurun.launcher.compare.build import compare_run, read_differences
 from gpurun.launcher.compare.figures.recorded import steps_of_launches
 from gpurun.launcher.compare.model import Comparison, Difference, VariantResult
-from gpurun.launcher.errors import Interrupted, MachineError, SpecError, VariantError
-from gpurun.launcher.improve.job_files import changed_files, files_of
+from gpurun.launcher.errors import GpurunError, Interrupted, MachineError, SpecError, VariantError
+from gpurun.launcher.improve.job_files import changed_files, files_of, is_temporary, reachable_places
 from gpurun.launcher.improve.remedies import (
     Candidate,
     merged,
@@ -23,6 +24,7 @@ from gpurun.launcher.improve.remedies import (
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.settings import settings_of
 from gpurun.launcher.machine.host import Machine, software_of
+from gpurun.launcher.machine.landlock import can_restrict_writes
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.expand import expand
 from gpurun.launcher.plan.model import Plan, Variant
@@ -43,6 +45,9 @@ from gpurun.launcher.rundir.records import MEASURED, Observed, elapsed_s, stages
 Set = tuple[Candidate, ...]
 BETWEEN_S = 0.2
 """From the end of a launch to the beginning of the next."""
+LEAST_BUDGET_S, LAUNCHES_TO_TRY = 10.0, 8
+"""No search ends in less; and how many launches take the least budget in which something is tried."""
+_KEPT = "\n    a launch of a search can't write where others would meet it"
 _OWN_DIRECTORY = "write to $GPURUN_LAUNCH_DIR, each launch's own; `{launch_dir}` in arguments stands for it"
 LEAST_HANG_S = 30.0
 """What compiles makes no step for so long, and more."""
@@ -143,7 +148,7 @@ class RemedySearch:
     launch_s: float | None = None
     """The seconds that most launches of a later stage take, at most."""
     changed: tuple[str, ...] = ()
-    """Files of the job's directory that the first launches have changed, though no rank was seen to."""
+    """Files of the job's directory that launches have changed, though no rank was seen to."""
     first_s: float = 0.0
     """The seconds that the longest launch of the first stage took."""
     interrupted: Stage | None = None
@@ -169,13 +174,14 @@ class RemedySearch:
         Raises:
             Interrupted: by Ctrl-C.
             VariantError: the program as it is failed.
-            SpecError: a launch wanted to write where launches meet.
+            SpecError: a launch wanted to write where launches meet, or the budget is too short for one.
         """
         settings = [merged(chosen) for chosen in sets]
         # A changed call may make ranks wait for each other for ever.
         hang_s = min(hang_s, self.hang_s)
         hang = () if self.spec.hang_timeout_s or not any(settings) else (f"hang_timeout={hang_s:.0f}s",)
-        given = replace(self.given, overrides=(*self.given.overrides, *overrides, *hang))
+        limit = f"timeout={min(self.spec.limit_s, self.limit_s):.0f}s"
+        given = replace(self.given, overrides=(*self.given.overrides, *overrides, limit, *hang))
         spec, path = load_invocation(given), self.path / name
         before = path if (path / "plan.json").exists() else None
         machine = as_planned_for(spec, self.machine, before)
@@ -186,30 +192,59 @@ class RemedySearch:
         if before and (earlier := compare_run(run)).complete:
             self.spent_s = self.ends_s.setdefault(name, self.clock_s)
             self.note(found := Stage(run, plan, earlier, ids), sets)
-            self.refuse_writes(found)
+            self.refuse_writes(found, found.of(0).status in MEASURED)
             return found
         resumed = let_run_again(run, plan, software_of(machine), given.directory) if before else None
         ready = Prepared(plan, spec, run, given.directory, machine, resumed=resumed)
         self.pools.keep_only(ready.environments)
-        is_first = not self.ends_s
-        files = files_of(given.directory, self.path) if is_first else {}
+        files, reachable = files_of(given.directory, self.path), reachable_places(given.directory, self.path)
         finished = carry_out(ready, self.pools, self.output)
-        if is_first:
-            self.changed = tuple(changed_files(files, files_of(given.directory, self.path)))
+        changed = changed_files(files, files_of(given.directory, self.path), reachable)
+        self.changed = tuple(dict.fromkeys((*self.changed, *changed)))
         found = Stage(run, plan, finished.comparison, ids)
         if isinstance(finished.error, Interrupted):
             self.interrupted = found
             raise finished.error
         self.spent_s = self.ends_s[name] = self.clock_s
         self.note(found, sets)
-        self.refuse_writes(found)
-        original = found.of(0)
-        if finished.error is not None and not sets[0] and original.status not in MEASURED:
-            if not isinstance(finished.error, VariantError):
-                raise finished.error
-            reason = (original.reason or original.status).partition("\n")[0]
-            raise VariantError(f"{self.name} fails as it is: {reason}")
+        fails = not sets[0] and found.of(0).status not in MEASURED
+        self.refuse_writes(found, not fails)
+        if finished.error is not None and fails:
+            raise self.failure(found, finished.error, spec)
         return found
+
+    def failure(self, found: Stage, error: GpurunError, spec: JobSpec) -> GpurunError:
+        """Why the program as it is has no result.
+
+        Args:
+            spec: the job of its launches, with their limits.
+        """
+        original = found.of(0)
+        if not isinstance(error, VariantError):
+            return error
+        if original.status == "timeout" and spec.limit_s < self.spec.limit_s:
+            return self.too_long(found.num_steps(0), spec.limit_s, spec.steps.limit or 1)
+        reason = (original.reason or original.status).partition("\n")[0]
+        kept = _KEPT if "Permission denied" in reason and can_restrict_writes() else ""
+        remedy = f": {_OWN_DIRECTORY}" if kept and self.spec.program else ""
+        return VariantError(f"{self.name} fails as it is: {reason}{kept}{remedy}")
+
+    def too_long(self, num_steps: int, limit_s: float, wanted: int) -> GpurunError:
+        """The message about a program with so many steps in as long as a launch may take.
+
+        Args:
+            wanted: the steps of a launch.
+        """
+        if not num_steps:
+            return VariantError(
+                f"no step of {self.name} ended in {limit_s:.0f} s, the most for a launch with a budget of "
+                f"{self.budget_s:.0f} s: it makes none, or needs a longer `--budget`"
+            )
+        launch_s = limit_s * max(1.0, wanted / num_steps)
+        return SpecError(
+            f"the budget is too short to try anything: {num_steps} of {self.name}'s first {wanted} steps "
+            f"ended in {limit_s:.0f} s; try `--budget {math.ceil(LAUNCHES_TO_TRY * launch_s / 60)}m`"
+        )
 
     def note(self, stage: Stage, sets: Sequence[Set]) -> None:
         """Learns how long launches take that cost nothing at their start.
@@ -224,19 +259,36 @@ class RemedySearch:
             if lengths:
                 self.launch_s = max(self.launch_s or 0.0, median(lengths) + BETWEEN_S)
 
-    def refuse_writes(self, stage: Stage) -> None:
-        """Returns if the program writes only where each launch has its own directory."""
+    def refuse_writes(self, stage: Stage, is_measured: bool) -> None:
+        """Returns if the program writes only where each launch has its own directory.
+
+        Args:
+            is_measured: a program that fails by itself is told that, not what changed meanwhile.
+        """
         seen = (each for launches in stage.seen_by_rank.values() for each in launches)
-        if written := sorted({path for each in seen for path in each.writes}):
-            raise SpecError(
-                f"{self.name} writes to {_first(written)}, which was prevented, as its launches would meet "
-                f"there\n    {_OWN_DIRECTORY}"
+        written, lines = sorted({path for each in seen for path in each.writes}), list[str]()
+        if kept := [path for path in written if not self.is_left(path)]:
+            lines.append(
+                f"{self.name} writes to {_first(kept)}, which was prevented, as its launches would meet there"
             )
-        if self.changed:
-            raise SpecError(
+        if left := [path for path in written if self.is_left(path)]:
+            lines.append(
+                f"{self.name} writes to {_first(left)}, which an earlier launch of it has left there"
+            )
+        if self.changed and (lines or is_measured):
+            lines.append(
                 f"{_first(self.changed)} changed while {self.name} ran: if a process that it starts does "
-                f"that, its launches would meet there\n    {_OWN_DIRECTORY}\n    if not: begin again"
+                "that, its launches meet there; if not, begin again"
             )
+        if lines:
+            raise SpecError("\n    ".join((*lines, _OWN_DIRECTORY)))
+
+    def is_left(self, path: str) -> bool:
+        """Whether a temporary file was made since the search began: its first launch may write it."""
+        began = time.time() - self.clock_s
+        with suppress(OSError):
+            return is_temporary(path) and os.lstat(path).st_ctime >= began
+        return False
 
     @property
     def name(self) -> str:
@@ -257,6 +309,12 @@ class RemedySearch:
         is_program = self.spec.kind.runs_program
         length = f"limit: {steps}" if is_program else f"rounds: {launches * ROUNDS}"
         return (f"steps={{launches: {launches}, {length}}}", "profile.steps=0", "until=fixed")
+
+    @property
+    def limit_s(self) -> float:
+        """How long a launch may take: of the first two half of what is left, of later ones all of it."""
+        left_s = self.budget_s - self.clock_s
+        return max(1.0, left_s / 2) if not self.ends_s else max(left_s, self.hang_s)
 
     @property
     def hang_s(self) -> float:

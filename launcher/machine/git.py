@@ -74,6 +74,15 @@ def commit_of(directory: Path, ref: str = "HEAD") -> str | None:
     return found.out if found.code == 0 and found.out else None
 
 
+def refs_of(directory: Path) -> dict[str, str]:
+    """What the branches, the tags and HEAD are at, by name; empty outside of git."""
+    form = "--format=%(objectname) %(refname)"
+    found = git(directory, "for-each-ref", form, "refs/heads", "refs/tags").out.splitlines()
+    head = git(directory, "rev-parse", "--verify", "--quiet", "HEAD").out
+    refs = {name: commit for commit, _, name in (line.partition(" ") for line in found)}
+    return {**refs, "HEAD": head} if head else refs
+
+
 def is_changed(directory: Path) -> bool:
     """Whether tracked files differ from the last commit."""
     return bool(git(directory, *_no_filters(directory), "status", "--porcelain", "--untracked-files=no").out)

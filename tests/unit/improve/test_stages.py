@@ -1,0 +1,114 @@
+"""What a stage of a search refuses: writes where launches meet, and programs that take too long or fail."""
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gpurun.launcher.errors import GpurunError, SpecError, VariantError
+from gpurun.launcher.improve import stages
+from gpurun.launcher.improve.improve import run_improve
+from gpurun.launcher.improve.stages import RemedySearch
+from gpurun.launcher.run.job import Output
+from gpurun.launcher.run.open import Invocation
+from gpurun.launcher.rundir.records import Observed
+
+NEVER = float("inf")
+
+
+def search(limit_s: float = NEVER, **more: Any) -> RemedySearch:
+    found = object.__new__(RemedySearch)
+    vars(found).update(
+        spec=SimpleNamespace(program="train.py", limit_s=limit_s), began_s=time.monotonic(), budget_s=60.0,
+        spent_s=0.0, first_s=5.0, ends_s={}, changed=(), **more,
+    )  # fmt: skip
+    return found
+
+
+def stage_that_writes(*paths: str) -> Any:
+    return SimpleNamespace(seen_by_rank={("a", 0): [Observed(writes=paths[:1]), Observed(writes=paths[1:])]})
+
+
+def test_prevented_writes_and_changed_files_are_named_together() -> None:
+    found = search()
+    found.refuse_writes(stage_that_writes(), is_measured=True)
+    found.changed = ("/job/a", "/job/b")
+    with pytest.raises(SpecError) as refused:
+        found.refuse_writes(stage_that_writes("/job/last.pt", "/job/log"), is_measured=True)
+    said = str(refused.value).splitlines()
+    assert said[0] == (
+        "train.py writes to /job/last.pt, /job/log, which was prevented, as its launches would meet there"
+    )
+    assert said[1].startswith("    /job/a, /job/b changed while train.py ran")
+    assert "$GPURUN_LAUNCH_DIR" in said[2]
+
+
+def test_a_program_that_fails_by_itself_is_not_told_what_else_changed() -> None:
+    found = search()
+    found.changed = ("/job/a",)
+    found.refuse_writes(stage_that_writes(), is_measured=False)
+    with pytest.raises(SpecError, match=r"/job/a changed while train\.py ran"):
+        found.refuse_writes(stage_that_writes(), is_measured=True)
+
+
+def test_a_temporary_file_that_an_earlier_launch_has_left_was_not_prevented(tmp_path: Path) -> None:
+    found, path = search(), tmp_path / "last.pt"
+    found.began_s -= 60
+    path.touch()
+    with pytest.raises(SpecError, match=r"last\.pt, which an earlier launch of it has left there"):
+        found.refuse_writes(stage_that_writes(str(path)), is_measured=True)
+    found.began_s += 120
+    with pytest.raises(SpecError, match=r"last\.pt, which was prevented"):
+        found.refuse_writes(stage_that_writes(str(path)), is_measured=True)
+
+
+@pytest.mark.parametrize(
+    ("own_s", "steps", "status", "reason", "error", "said"),
+    [
+        (NEVER, 0, "timeout", "took longer than 30 s", VariantError,
+         "no step of train.py ended in 30 s, the most for a launch with a budget of 60 s"),
+        (NEVER, 4, "timeout", "took longer than 30 s", SpecError,
+         "4 of train.py's first 16 steps ended in 30 s; try `--budget 16m`"),
+        (30.0, 4, "timeout", "took longer than 30 s", VariantError, "fails as it is: took longer than 30 s"),
+        (NEVER, 4, "failed", "no data\nlog: a", VariantError, "train.py fails as it is: no data"),
+        (NEVER, 4, "failed", "[Errno 13] Permission denied: 'a'", VariantError,
+         "can't write where others would meet it: write to $GPURUN_LAUNCH_DIR"),
+    ],
+)  # fmt: skip
+def test_a_program_without_a_result_is_told_why(
+    monkeypatch: pytest.MonkeyPatch,
+    own_s: float,
+    steps: int,
+    status: str,
+    reason: str,
+    error: type[GpurunError],
+    said: str,
+) -> None:
+    monkeypatch.setattr(stages, "can_restrict_writes", lambda: True)
+    original = SimpleNamespace(status=status, reason=reason)
+    stage = SimpleNamespace(of=lambda at: original, num_steps=lambda at: steps)
+    limits = SimpleNamespace(limit_s=30.0, steps=SimpleNamespace(limit=16))
+    found = search(own_s).failure(cast(Any, stage), VariantError("it failed"), cast(Any, limits))
+    assert type(found) is error
+    assert said in str(found)
+    assert "log: a" not in str(found)
+
+
+def test_the_first_launches_have_half_of_the_budget_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RemedySearch, "clock_s", 20.0)
+    found = search()
+    assert found.limit_s == 20.0
+    found.ends_s = {"1-original": 20.0}
+    assert found.limit_s == 40.0
+    found.budget_s = 1.0
+    assert found.limit_s == found.hang_s == 30.0  # what is left to do at the end is done
+
+
+def test_a_budget_for_nothing_ends_at_once(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("workload: mlp\ndevices: [cpu:0]\nglobal_batch: 8\n")
+    given, pools = Invocation(tmp_path / "job.yaml", ()), cast(Any, None)
+    with pytest.raises(SpecError, match="the budget is too short to try anything: `--budget 1m`"):
+        run_improve(pools, given, 1.0, tmp_path / "found", Output(True, None), print)
+    assert not (tmp_path / "found").exists()
