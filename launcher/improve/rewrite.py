@@ -36,6 +36,7 @@ ESCAPED = {ord(char): f"\\{letter}" for char, letter in zip('\a\b\t\n\v\f\r"\\',
 WIDTH = 100
 """Columns up to which a line takes one more argument."""
 NEWLINE = re.compile(r"\r\n|\r|\n")  # `str.splitlines` knows more of them than Python's grammar
+WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 CODE_OR_COMMENT = re.compile(r"#[^\r\n]*|[^\s\\]")
 REST_OF_LINE = re.compile(r"[ \t\f]*(?:#[^\r\n]*)?(?=[\r\n])")
 SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return)
@@ -436,8 +437,8 @@ def write_changes(changes: Mapping[Path, tuple[bytes, bytes]], root: Path, force
     """Replaces old bytes by new ones, in all files or in none; permissions and owners stay.
 
     Raises:
-        SpecError: a file is outside of `root`, is a link, has changed, can't be written, or is in no work
-            tree of git without `force`; nothing is written.
+        SpecError: a file is outside of `root`, is a link, has changed or can't be written; without `force`,
+            also if it is in no work tree of git or has other hard links. Nothing is written.
         MachineError: the disk is full or fails.
     """
     for path, (old, _) in changes.items():
@@ -464,14 +465,20 @@ def _keep_owner(file: BinaryIO, status: os.stat_result) -> None:
 def _check(path: Path, old: bytes, force: bool) -> None:
     """Raises SpecError where a file isn't to be replaced."""
     try:
-        if not stat.S_ISREG(path.lstat().st_mode):
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode):
             raise SpecError(f"{path} is a link or no file, so it isn't replaced; apply the diff yourself")
         if path.read_bytes() != old:
             raise SpecError(f"{path} has changed since it was measured; start `gpurun improve` again")
     except OSError as error:
         raise SpecError(f"can't read {path}: {error.strerror}; start `gpurun improve` again") from None
-    if not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK | os.X_OK)):
+    may_write = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK | os.X_OK)
+    if not (may_write and status.st_mode & WRITABLE):  # to root, a mode forbids nothing
         raise SpecError(f"you may not write {path}; allow it with chmod u+w, or apply the diff elsewhere")
+    if not force and status.st_nlink > 1:
+        raise SpecError(
+            f"{path} has other names (hard links), which would keep the old text; add --force to write it"
+        )
     if not force and not is_tracked(path):
         raise SpecError(
             f"git doesn't track {path}, so nothing could undo the change; add --force to write it"

@@ -26,6 +26,7 @@ from gpurun.launcher.run.find import find_run
 from gpurun.launcher.rundir.claim import refuse_if_alive
 from gpurun.launcher.rundir.files import RunDir, read_json, write_bytes, write_json
 from gpurun.launcher.rundir.paths import (
+    IMPROVEMENT,
     LATEST,
     check_job_owner,
     check_owner,
@@ -122,6 +123,10 @@ def check_free(path: Path) -> None:
     if (path / "plan.json").is_file():
         raise SpecError(
             f"{path} already holds a run; name another --out, or continue that run: --resume {path}"
+        )
+    if (path / IMPROVEMENT).is_file():
+        raise SpecError(
+            f"{path} already holds a search; name another --out, or continue that search: --resume {path}"
         )
     what = "is a directory with other files" if path.is_dir() else "is a file"
     raise SpecError(f"{path} {what}; name another --out, one that is new or empty")

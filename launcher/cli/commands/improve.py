@@ -45,7 +45,7 @@ from gpurun.launcher.errors import SpecError
 @click.option("--numerics", is_flag=True, help="Also try what computes with less precision, such as bf16.")
 @click.option("--write", is_flag=True, help="Apply the change to your files, after asking.")
 @click.option("--yes", is_flag=True, help="Don't ask.")
-@click.option("--force", is_flag=True, help="Also outside of a git repository.")
+@click.option("--force", is_flag=True, help="Also files that git doesn't track, or with hard links.")
 @only_rank_option
 @quiet_option
 @json_option
@@ -87,6 +87,8 @@ def improve(
     began_s = time.monotonic()
     quit_on_interrupt()
     check_words(words, module, resume)
+    if write and not yes and not sys.stdin.isatty():
+        raise SpecError("--write asks before it changes files: add --yes where nobody can answer")
     if resume is None:
         check_writable(out or Path("runs"))
     given = given_by(words, module, devices, overrides, resume)
@@ -184,6 +186,10 @@ def finished(
         gc.enable()
         invocation = given()
         name = f"{load_invocation(invocation).name}-improve"
+        if resume is None and out is not None:
+            from gpurun.launcher.run.open import check_free
+
+            check_free(out)
         path = resume or out or new_directory(Path("runs") / name)
         output = Output(quiet, only_rank, is_part=True)
 
@@ -216,11 +222,8 @@ def apply(found: Any, given: Any, yes: bool, force: bool) -> bool:
         )
         click.echo(f"no file is changed: {why}", err=True)
         return False
-    if not yes:
-        if not sys.stdin.isatty():
-            raise SpecError("--write asks before it changes files: add --yes where nobody can answer")
-        if not click.confirm(f"Change {', '.join(path.name for path in changes)}?", err=True):
-            return False
+    if not yes and not click.confirm(f"Change {', '.join(path.name for path in changes)}?", err=True):
+        return False
     write_changes(changes, given.directory, force)
     click.echo(f"changed {', '.join(str(path) for path in changes)}", err=True)
     return True

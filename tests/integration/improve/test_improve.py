@@ -165,6 +165,18 @@ def test_the_search_of_another_user_is_not_continued_nor_written(tmp_path: Path)
     assert "may write to found" in refused.err
 
 
+def test_what_lies_where_a_search_is_to_be_is_left_alone(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", SLOW)
+    for name in ("others/improve.json", "empty/a/notes"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("{}")
+    line = ("improve", "train.py", "--devices", "cpu:1", "--budget", "1m", "--out")
+    said = {"train.py": "is a file", "empty": "is a directory with other files", "others": "--resume others"}
+    for out, words in said.items():
+        assert words in gpurun(tmp_path, *line, out).ended(2).err
+    assert (tmp_path / "train.py").is_file()
+
+
 NO_STEP = "import torch\ntorch.ones(1)\n"
 FAILS = "import os; os.system('date >> log.txt')\nraise SystemExit('no data')\n"
 EMPTY = SLOW.replace("return 4000", "return 0").replace(", shuffle=True", "")

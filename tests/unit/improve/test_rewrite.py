@@ -722,6 +722,24 @@ def test_what_may_not_be_written_is_refused(
     assert path.read_bytes() == b"a"
 
 
+def test_a_read_only_file_is_refused_to_root_too(repository: Path) -> None:
+    path = repository / "train.py"
+    path.write_bytes(b"a")
+    path.chmod(0o444)
+    refused({path: (b"a", b"b")}, repository, "you may not write .*chmod u", force=True)
+    assert path.read_bytes() == b"a"
+
+
+def test_a_file_with_other_names_must_be_forced(repository: Path) -> None:
+    path, other = repository / "train.py", repository / "other.py"
+    path.write_bytes(b"a")
+    other.hardlink_to(path)
+    refused({path: (b"a", b"b")}, repository, "has other names .*--force")
+    assert path.samefile(other)
+    write_changes({path: (b"a", b"b")}, repository, force=True)
+    assert (path.read_bytes(), other.read_bytes()) == (b"b", b"a")
+
+
 def test_a_full_disk_leaves_all_files_as_they_were(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changes = placed(repository)
     before, synced = names(repository), list[int]()
