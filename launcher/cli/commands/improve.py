@@ -95,8 +95,11 @@ def improve(
     script = "" if module is not None or not words else words[0]
     how = (out, resume, only_rank, quiet, allows_others, numerics, began_s)
     found, path, error = finished(given, script, budget_s, *how)
+    from gpurun.launcher.improve.improve import changes_to_write
     from gpurun.launcher.report.terminal.improve import answer, improve_lines
 
+    if write and resume is not None and not found.written:  # whose answer was shown before
+        changes_to_write(found, given().directory)
     if as_json:
         show_json({"improve": found})
     else:

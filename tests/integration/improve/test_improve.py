@@ -70,7 +70,15 @@ def test_what_helps_is_kept_proven_and_written(tmp_path: Path) -> None:
     said = gpurun(tmp_path, "improve", "--resume", "found").ended()  # measures nothing
     assert said.out.startswith("Faster ")
     assert "1 of 3" not in said.err
-    assert "--yes" in gpurun(tmp_path, "improve", "--resume", "found", "--write").ended(2).err
+    refused = gpurun(tmp_path, "improve", "--resume", "found", "--write").ended(2)
+    assert "--yes" in refused.err
+    assert refused.out == ""
+    measured = (tmp_path / "train.py").read_text()
+    (tmp_path / "train.py").write_text(f"{measured}# newer\n")
+    refused = gpurun(tmp_path, "improve", "--resume", "found", "--write", "--yes").ended(2)
+    assert "has changed since it was measured" in refused.err
+    assert refused.out == ""
+    (tmp_path / "train.py").write_text(measured)
     gpurun(tmp_path, "improve", "--resume", "found", "--write", "--yes").ended()
     assert "num_workers=2" in (tmp_path / "train.py").read_text()
     again = gpurun(tmp_path, "improve", "--resume", "found", "--write", "--yes").ended(2)
