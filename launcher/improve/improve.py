@@ -9,7 +9,7 @@ what is said of the kept changes comes from its launches, which took part in no 
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,6 +46,7 @@ from gpurun.launcher.improve.trials import (
     result_of,
     sameness,
     seconds_to_compare,
+    sites_changed,
 )
 from gpurun.launcher.inspect.stacks import file_hash
 from gpurun.launcher.jobfile.model import JobSpec
@@ -71,7 +72,7 @@ from gpurun.launcher.rundir.improvement import (
     RemedyVerdict,
 )
 from gpurun.launcher.rundir.paths import IMPROVEMENT
-from gpurun.launcher.rundir.records import MEASURED, Observed, Place
+from gpurun.launcher.rundir.records import MEASURED, CallSite, Observed, Place
 from gpurun.launcher.stats.schedule import first_traced_step
 from gpurun.launcher.units import format_number, listed, plural
 
@@ -491,9 +492,9 @@ def concluded(
     if not search.spec.kind.runs_program:
         return job_change(search, start, kept, first)
     root, measured = search.given.directory, first.of(0).code
-    wanted = [change for row in kept if (change := change_of(row, search)) is not None]
+    wanted = [change for row in kept for change in changes_of(row, sites_changed(row, last, 0), root)]
     changes = tuple(each for each in wanted if file_hash(root / each.file) == measured.get(each.file, ""))
-    notes = [f"{each.file} {CHANGED}" for each in wanted if each not in changes]
+    notes = dict.fromkeys(f"{each.file} {CHANGED}" for each in wanted if each not in changes)
     found, homeless = rewritten_files(changes, root)
     return replace(
         start,
@@ -507,7 +508,7 @@ def concluded(
             *start.notes,
             *notes,
             *homeless,
-            *(f"write it yourself: {text}" for row in kept if (text := not_written(row))),
+            *(f"write it yourself: {text}" for row in kept for text in not_written(row, last, root)),
         ),
     )
 
@@ -522,13 +523,19 @@ def then_most(search: RemedySearch, kept: Sequence[Candidate], launch_s: float) 
     return why_of(stage, shares_of(stage.of(0)))
 
 
-def not_written(row: Candidate) -> str:
-    """A line for the reader to write, where a remedy changes neither a call, a variable nor an option."""
+def not_written(row: Candidate, last: Stage, root: Path) -> Iterator[str]:
+    """Lines for the reader to write, where a remedy changes neither a variable nor an option, nor calls in
+    the directory of the job.
+    """
     if row.options:
-        return ""
+        return
     if row.remedy.call == "autocast":
-        return f"{row.code} around the forward pass and the loss"
-    return row.code if row.remedy.call in ("cudnn", "matmul") else ""
+        yield f"{row.code} around the forward pass and the loss"
+    elif row.remedy.call in ("cudnn", "matmul"):
+        yield row.code
+    else:
+        sites = sites_changed(row, last, 0)
+        yield from (f"{row.code} at {place_of(each, root)}" for each in sites if not _inside(each, root))
 
 
 def job_change(
@@ -557,19 +564,26 @@ def job_change(
     )
 
 
-def change_of(row: Candidate, search: RemedySearch) -> CallChange | None:
-    """The call that a remedy changes; `None` where it changes none, or one outside of the job's directory."""
-    site = row.site
-    if site is None:
-        return None
-    try:
-        file = Path(site.file).relative_to(search.given.directory)
-    except ValueError:
-        return None
-    if row.remedy.call in AT_DDP:
-        before, after = row.remedy.write
-        return CallChange(str(file), site.line, site.name, before=before, after=after) if after else None
-    return CallChange(str(file), site.line, site.name, dict(row.arguments), site.parameters)
+def changes_of(row: Candidate, sites: Iterable[CallSite], root: Path) -> Iterator[CallChange]:
+    """How a remedy changes calls in the files of the job's directory.
+
+    Args:
+        sites: the calls that it has changed.
+    """
+    before, after = row.remedy.write
+    for site in sites:
+        place = (site.file.removeprefix(f"{root}{os.sep}"), site.line, site.name)
+        if not _inside(site, root):
+            continue
+        if row.remedy.call not in AT_DDP:
+            arguments = dict(row.change_at(site))
+            yield CallChange(*place, arguments, site.parameters, end_column=site.end_column)
+        elif after:
+            yield CallChange(*place, before=before, after=after, end_column=site.end_column)
+
+
+def _inside(site: CallSite, root: Path) -> bool:
+    return Path(site.file).is_relative_to(root)
 
 
 def rewritten_files(
@@ -582,7 +596,8 @@ def rewritten_files(
         after, homeless = rewritten(before, [each for each in changes if each.file == name])
         if after != before:
             found[root / name] = (before, after)
-        notes += [f"write it yourself at {name}:{edit.line}: {line_to_write(edit)}" for edit in homeless]
+        lines = (f"{name}:{edit.line}: {line_to_write(edit, before)}" for edit in homeless)
+        notes += [f"write it yourself at {line}" for line in lines]
     return found, notes
 
 
@@ -594,7 +609,7 @@ def results(
     for row in rows:
         base = result_of(row, search)
         known = (tried or {}).get(row.code)
-        found.append(base if known is None else replace(known, applied_to=base.applied_to, place=base.place))
+        found.append(base if known is None else known)
     order = {"kept": 0, "not tried": 2}
     return tuple(sorted(found, key=lambda each: (order.get(each.verdict, 1), each.percent or 0.0)))
 

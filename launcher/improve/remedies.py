@@ -87,6 +87,12 @@ class Remedy:
     """A cost at the start, which steps don't show."""
     source: str = ""
 
+    def is_of(self, site: CallSite) -> bool:
+        """Whether it changes calls of this kind."""
+        if self.call == OPTIMIZER:
+            return site.name not in (LOADER, DDP, WORKLOAD)
+        return site.name == (DDP if self.call in AT_DDP else self.call)
+
 
 def _is(keyword: str, *values: str) -> Fits:
     """Whether the call gives `keyword` one of these values, as Python writes them."""
@@ -405,8 +411,8 @@ class Candidate:
     """A remedy at a call of this program, or as keys of this workload's job."""
 
     remedy: Remedy
-    site: CallSite | None
-    """`None`: it changes no call."""
+    sites: tuple[CallSite, ...] = ()
+    """The calls that it may change; empty: it changes none."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     refusal: str = ""
     """Why it isn't tried; empty: it is."""
@@ -416,6 +422,24 @@ class Candidate:
     """Options of the program's command line that have its library make the change."""
     replaces: bool = False
     """Whether the program or job states another value, which is a more likely loss than a default is."""
+
+    @property
+    def site(self) -> CallSite | None:
+        """The first of the calls."""
+        return next(iter(self.sites), None)
+
+    def change_at(self, site: CallSite) -> Mapping[str, Any]:
+        """What the rank has changed at a call, by the name of the argument; empty: nothing."""
+        if not self.remedy.is_of(site):
+            return {}
+        if self.remedy.call in AT_DDP:
+            return dict.fromkeys(self.applied & {*site.applied}, True)
+        return {
+            name: value
+            for name, value in self.arguments.items()
+            if name in site.applied and site.given.get(name) != repr(value)
+            if value is not False or name in site.given
+        }
 
     @property
     def settings(self) -> Settings:
@@ -457,7 +481,8 @@ class Candidate:
                 return f"torch.autocast(dtype=torch.{value})"
             case "comm_hook":
                 return f"model.register_comm_hook(None, default_hooks.{value}_compress_hook)"
-        name = self.site.name if self.site is not None else self.remedy.call
+        names = {site.name for site in self.sites}
+        name = names.pop() if len(names) == 1 else self.remedy.call
         return f"{name}({', '.join(f'{key}={value!r}' for key, value in self.arguments.items())})"
 
 
@@ -479,22 +504,23 @@ def candidates(
         yield from _of_workload(workload, around, shares, remedies)
         return
     for remedy in remedies:
-        found = _site_of(remedy, sites)
-        if found is None and remedy.call not in OF_PROGRAM:
+        found = _sites_of(remedy, sites)
+        if not found and remedy.call not in OF_PROGRAM:
             continue
-        given = found.given if found is not None else {}
-        if not remedy.fits(given, around):
+        if not any(remedy.fits(given, around) for given in ([site.given for site in found] or [{}])):
             continue
+        given = {key for site in found for key in site.given}
         stated = remedy.arguments(around) if callable(remedy.arguments) else remedy.arguments
-        # A keyword that is False only undoes what the call gives.
+        # A keyword that is False only undoes what a call gives.
         arguments = {key: value for key, value in stated.items() if value is not False or key in given}
         replaces = remedy.call == "env" or any(key in given for key in arguments)
-        is_users = found is not None and found.is_users
+        is_users = any(site.is_users for site in found)
         if not is_users and (options := _trainer_options(remedy, arguments, sites, around)):
             refusal = _refusal(remedy, None, around, shares)
-            yield Candidate(remedy, None, arguments, refusal, options=options, replaces=replaces)
+            yield Candidate(remedy, (), arguments, refusal, options=options, replaces=replaces)
             continue
-        yield Candidate(remedy, found, arguments, _refusal(remedy, found, around, shares), replaces=replaces)
+        refusal = _refusal(remedy, next(iter(found), None), around, shares)
+        yield Candidate(remedy, found, arguments, refusal, replaces=replaces)
 
 
 def options_text(options: Mapping[str, str]) -> str:
@@ -527,15 +553,13 @@ def _of_workload(
         if keys and changes and remedy.fits(given, around):
             refusal = _refusal(remedy, None, around, shares)
             replaces = not around.stated.isdisjoint(keys)
-            yield Candidate(remedy, None, refusal=refusal, keys=keys, replaces=replaces)
+            yield Candidate(remedy, refusal=refusal, keys=keys, replaces=replaces)
 
 
-def _site_of(remedy: Remedy, sites: Sequence[CallSite]) -> CallSite | None:
-    """The call that a remedy changes: the user's own, or else a library's."""
-    wanted = DDP if remedy.call in AT_DDP else remedy.call
-    known = (LOADER, DDP)
-    mine = [site for site in sites if site.name == wanted or (wanted == OPTIMIZER and site.name not in known)]
-    return next((site for site in mine if site.is_users), mine[0] if mine else None)
+def _sites_of(remedy: Remedy, sites: Sequence[CallSite]) -> tuple[CallSite, ...]:
+    """The calls that a remedy changes: the user's own, or else the first of a library's."""
+    mine = tuple(site for site in sites if remedy.is_of(site))
+    return tuple(site for site in mine if site.is_users) or mine[:1]
 
 
 def _refusal(

@@ -35,6 +35,8 @@ ESCAPED = {ord(char): f"\\{letter}" for char, letter in zip('\a\b\t\n\v\f\r"\\',
 """How git writes characters in names; others that aren't printable as octal numbers."""
 WIDTH = 100
 """Columns up to which a line takes one more argument."""
+MAX_SHOWN = 80
+"""Characters of a call that are shown."""
 NEWLINE = re.compile(r"\r\n|\r|\n")  # `str.splitlines` knows more of them than Python's grammar
 WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 CODE_OR_COMMENT = re.compile(r"#[^\r\n]*|[^\s\\]")
@@ -164,15 +166,31 @@ def rewritten(source: bytes, edits: Sequence[CallChange]) -> tuple[bytes, tuple[
     return changed, tuple(left)
 
 
-def line_to_write(edit: CallChange) -> str:
-    """The line that a person writes for a change that found no place: 'DataLoader(…, num_workers=4)'."""
-    new = (f"{name}={value!r}" for name, value in edit.arguments.items())
-    call = f"{edit.call}({', '.join(['…', *new])})"
+def line_to_write(edit: CallChange, source: bytes = b"") -> str:
+    """The line that a person writes for a change that found no place: 'DataLoader(…, num_workers=4)'.
+
+    Args:
+        source: of the file: a call that is found there is shown as it is written.
+    """
+    new = ", ".join(f"{name}={value!r}" for name, value in edit.arguments.items())
+    written = _written_call(edit, source)
     first = edit.parameters[0] if edit.parameters else "…"
-    if edit.before:
-        return f"{edit.before.replace('{0}', first)} before {call}"
     statements = edit.after.replace("{0}", "…").replace("\n", "; ")
-    return f"{statements} after {call}" if statements else call
+    if edit.before:
+        return f"{edit.before.replace('{0}', first)} before {written or f'{edit.call}(…)'}"
+    if statements:
+        return f"{statements} after {written or f'{edit.call}(…)'}"
+    return f"{new} in {written}" if written else f"{edit.call}(…, {new})"
+
+
+def _written_call(edit: CallChange, source: bytes) -> str:
+    """The call as the source has it, on a line and shortened; empty: it isn't known which one it is."""
+    with contextlib.suppress(SyntaxError, ValueError, LookupError, RecursionError, MemoryError):
+        calls = _calls_at(SourceText(source).tree, edit.line)
+        texts = [ast.unparse(call) for call in calls if call.end_col_offset == edit.end_column]
+        if len(texts) == 1:
+            return texts[0] if len(texts[0]) <= MAX_SHOWN else f"{texts[0][:MAX_SHOWN]}…"
+    return ""
 
 
 def _with_all(source: bytes, edits: Sequence[CallChange]) -> bytes:
@@ -241,17 +259,40 @@ def _call_of(tree: ast.Module, edit: CallChange) -> ast.Call:
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 originals[alias.asname or alias.name].add(alias.name)
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Name | ast.Attribute):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    originals[target.id] |= {target.id, *_names(node.value, originals)}
+    known = edit.end_column is not None
     calls = [
         node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        # A call of an attribute is reported at the line of the attribute's name, or of the whole expression.
-        if edit.line in (node.lineno, node.func.end_lineno if isinstance(node.func, ast.Attribute) else None)
-        if edit.call in _names(node.func, originals)
+        for node in _calls_at(tree, edit.line)
+        if not known or node.end_col_offset == edit.end_column
+        if edit.call in _names(node.func, originals) or (known and _is_of_base(node.func))
     ]
     if len(calls) != 1:
         raise NoPlaceError(f"{len(calls)} calls of {edit.call} at line {edit.line}")
     return calls[0]
+
+
+def _calls_at(tree: ast.Module, line: int) -> list[ast.Call]:
+    """The calls at a line, from left to right."""
+    found = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        # A call of an attribute is reported at the line of the attribute's name, or of the whole expression.
+        if line in (node.lineno, node.func.end_lineno if isinstance(node.func, ast.Attribute) else None)
+    ]
+    return sorted(found, key=lambda call: (call.end_lineno or 0, call.end_col_offset or 0))
+
+
+def _is_of_base(called: ast.expr) -> bool:
+    """Whether it is `super().__init__`, by which a class of the user's own calls the constructor."""
+    match called:
+        case ast.Attribute(value=ast.Call(func=ast.Name(id="super")), attr="__init__"):
+            return True
+    return False
 
 
 def _names(called: ast.expr, originals: Mapping[str, set[str]]) -> Iterable[str]:
@@ -261,6 +302,8 @@ def _names(called: ast.expr, originals: Mapping[str, set[str]]) -> Iterable[str]
             return {name}
         case ast.Name(id=name):
             return originals.get(name, {name})
+        case ast.Subscript(value=value):  # DataLoader[int]
+            return _names(value, originals)
     return ()
 
 

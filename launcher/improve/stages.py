@@ -40,7 +40,7 @@ from gpurun.launcher.run.open import (
 )
 from gpurun.launcher.rundir.files import RunDir, read_json
 from gpurun.launcher.rundir.improvement import Improvement
-from gpurun.launcher.rundir.records import MEASURED, Observed, elapsed_s, stages_s
+from gpurun.launcher.rundir.records import MEASURED, CallSite, Observed, elapsed_s, stages_s
 
 Set = tuple[Candidate, ...]
 BETWEEN_S = 0.2
@@ -102,6 +102,12 @@ class Stage:
     def losses(self, position: int) -> list[tuple[float | None, ...]]:
         """The losses of the first steps, per launch of a set."""
         return [each.losses for each in self.observed(position)]
+
+    def calls(self, position: int) -> list[CallSite]:
+        """The calls of a set's ranks in all launches, each place once."""
+        id = self.ids[position]
+        seen = (each for (name, _), known in self.seen_by_rank.items() if name == id for each in known)
+        return list({place_in_source(site): site for each in seen for site in each.calls}.values())
 
     def observed(self, position: int, rank: int = 0) -> list[Observed]:
         """A rank's record of its calls, per launch of a set."""
@@ -329,6 +335,11 @@ class RemedySearch:
     @property
     def left_s(self) -> float:
         return self.budget_s - self.spent_s
+
+
+def place_in_source(site: CallSite) -> tuple[str, str, int, int | None]:
+    """Where a call is: its file, name, line, and where it ends in its last line."""
+    return site.file, site.name, site.line, site.end_column
 
 
 def _first(paths: Sequence[str]) -> str:

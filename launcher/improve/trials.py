@@ -20,7 +20,7 @@ from gpurun.launcher.rundir.improvement import (
     RemedyResult,
     RemedyVerdict,
 )
-from gpurun.launcher.rundir.records import MEASURED, CallSite, Observed
+from gpurun.launcher.rundir.records import MEASURED, CallSite
 from gpurun.launcher.units import format_count
 
 Losses = Sequence[float | None]
@@ -253,8 +253,11 @@ class RemedyTrials:
             return replace(base, why=NO_TIME)
         if result.status not in MEASURED or result.step_ms is None:
             return replace(base, verdict="failed", why=(result.reason or result.status).splitlines()[0])
-        if row.site is not None and not applied(row, stage.observed(position)):
-            return replace(base, verdict="not tried", why=f"{row.site.name} doesn't take it")
+        changed = sites_changed(row, stage, position)
+        if row.sites and not changed:
+            return replace(base, verdict="not tried", why=f"{row.sites[0].name} doesn't take it")
+        if changed:
+            base = replace(base, place=places_of(changed, self.search.given.directory))
         percent = 100 * (result.step_ms.estimate / reference_ms(stage) - 1)
         percent = max(percent, -self.shares.get(row.remedy.part, 100.0))
         originals = [*self.first.losses(0), *stage.losses(0)]
@@ -352,9 +355,9 @@ _LOSSES: Mapping[Sameness, str] = {
 }
 
 
-def applied(row: Candidate, seen: Sequence[Observed]) -> bool:
-    """Whether the call got an argument of the remedy."""
-    return any(row.applied & set(site.applied) for each in seen for site in each.calls)
+def sites_changed(row: Candidate, stage: Stage, position: int) -> list[CallSite]:
+    """The calls that the remedy has changed in the launches of a set."""
+    return [site for site in stage.calls(position) if site.is_users and row.change_at(site)]
 
 
 def dtype_of(stage: Stage, position: int) -> str:
@@ -377,6 +380,11 @@ def best_of(to_try: Sequence[Candidate], tried: Mapping[str, RemedyResult]) -> l
     return [row for row in helped if firsts[row.remedy.group or row.code] is row]
 
 
+def places_of(sites: Sequence[CallSite], directory: Path) -> str:
+    """`train.py:41, data.py:7`."""
+    return ", ".join(dict.fromkeys(place_of(site, directory) for site in sites))
+
+
 def place_of(site: CallSite, directory: Path) -> str:
     """`train.py:41`, relative to the directory of the job if it is in it."""
     file = Path(site.file)
@@ -387,5 +395,5 @@ def result_of(row: Candidate, search: RemedySearch) -> RemedyResult:
     """The row of the table before anything is known."""
     if row.keys:
         return RemedyResult(row.code, ", ".join(row.keys), search.place_of(row), "not tried", why=row.refusal)
-    place = place_of(row.site, search.given.directory) if row.site is not None else ""
+    place = places_of(row.sites, search.given.directory)
     return RemedyResult(row.code, row.remedy.call, place, "not tried", why=row.refusal)

@@ -32,7 +32,8 @@ class RemedyResult:
     applied_to: str
     """The changed place: `DataLoader`, `env`, a key of the job."""
     place: str
-    """`train.py:41`; empty where it is at no call."""
+    """`train.py:41`, or those of all calls that are changed: `train.py:41, data.py:7`; empty where it is at
+    no call."""
     verdict: RemedyVerdict
     percent: float | None = None
     """The change of a step's time: of what is kept, against the kept changes without it; else in a trial."""
@@ -55,7 +56,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class CallChange:
-    """Other arguments for the one call of a name at a line."""
+    """Other arguments for a call."""
 
     file: str
     """Relative to the directory of the job."""
@@ -72,6 +73,8 @@ class CallChange:
     after: str = ""
     """Statements for lines after that of the call, where there is no `before` or no place for it; `{0}` is
     the name that the result of the call gets."""
+    end_column: int | None = None
+    """Bytes of the call's last line up to its end: which call it is, where a line has several."""
 
 
 @dataclass(frozen=True)

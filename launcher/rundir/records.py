@@ -128,6 +128,8 @@ class CallSite:
     count: int = 1
     num_parameters: int | None = None
     """Tensors that an optimizer has."""
+    end_column: int | None = None
+    """Bytes of its last line up to the end of the call, as `ast` counts them; `None`: Python didn't say."""
     unused_bytes: int | None = None
     """The most bytes of parameters that a backward pass of this rank left unused in the first steps, by DDP's
     own record; `None` where it doesn't look for them."""

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from types import FrameType
 from typing import Any
 
@@ -171,6 +172,7 @@ class ProgramCalls:
                 name=name,
                 file=os.path.abspath(caller.f_code.co_filename),
                 line=caller.f_lineno,
+                end_column=end_column_of(caller),
                 is_users=is_own,
                 library="" if is_own else library_of(caller),
                 given={each: shown(value) for each, value in arguments.items()},
@@ -249,6 +251,12 @@ def caller_of(frame: FrameType) -> FrameType:
     while frame.f_code.co_filename in _PASSES_ON and frame.f_back is not None:
         frame = frame.f_back
     return frame
+
+
+def end_column_of(frame: FrameType) -> int | None:
+    """Where the expression ends that a frame is at, in bytes of its line."""
+    at = frame.f_lasti // 2  # instructions have two bytes
+    return next(islice(frame.f_code.co_positions(), at, None))[3] if at >= 0 else None
 
 
 def library_of(frame: FrameType | None) -> str:

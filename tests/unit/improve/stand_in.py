@@ -57,6 +57,8 @@ class StandIn:
     args: tuple[str, ...] = ()
     library: str = ""
     """Makes its calls."""
+    more_calls: tuple[CallSite, ...] = ()
+    """Before those of `train.py`."""
     keys: Mapping[str, str] = field(default_factory=dict)
     """Of a workload, those that have an effect."""
     verdicts: Mapping[str, str] = field(default_factory=dict)
@@ -99,7 +101,7 @@ class StandInStage:
         self.sets = [tuple(row.code for row in chosen) for chosen in sets]
         self.rows = sets
         self.run = SimpleNamespace(job=self.directory / "measured.yaml")
-        self.code = {"train.py": file_hash(self.directory / "train.py")}
+        self.code = {path.name: file_hash(path) for path in self.directory.glob("*.py")}
         self.logs = {
             str(position): {
                 number: math.log(self.program.ms(codes)) + self.program.rng.gauss(0, self.program.scatter)
@@ -150,11 +152,15 @@ class StandInStage:
         known = self.program.seeded if self.is_seeded else self.program.losses
         return [next((known[code] for code in self.sets[position] if code in known), LOSSES)]
 
+    def calls(self, position: int) -> list[CallSite]:
+        return list(self.observed(position)[0].calls)
+
     def observed(self, position: int, rank: int = 0) -> list[Observed]:
         file = str(self.directory / "train.py")
         if self.program.keys:
             return [Observed((CallSite(WORKLOAD, "", 0, True, given=self.program.keys),), LOSSES, "float32")]
         calls = [
+            *(replace(each, file=str(self.directory / each.file)) for each in self.program.more_calls),
             CallSite("DataLoader", file, 1, True, given={"dataset": "Data"}),
             CallSite("DistributedDataParallel", file, 2, True, given={"find_unused_parameters": "True"}),
             CallSite("AdamW", file, 3, True, given={"params": "parameters"}),

@@ -26,7 +26,7 @@ from gpurun.launcher.run.job import Output
 from gpurun.launcher.run.open import Invocation
 from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.improvement import NO_TIME, SCHEMA, Improvement, RemedyVerdict
-from gpurun.launcher.rundir.records import Event
+from gpurun.launcher.rundir.records import CallSite, Event
 from tests.unit.improve.stand_in import (
     FILE,
     FUSED,
@@ -448,3 +448,34 @@ def test_a_search_that_is_resumed_has_the_options_that_it_began_with(
     given, pools = Invocation(tmp_path / "job.yaml", ()), cast(Any, None)
     with pytest.raises(SpecError, match="goes on as it began"):
         run_improve(pools, given, budget_s, tmp_path, Output(True, None), print, numerics=numerics)
+
+
+def test_every_call_that_was_changed_when_it_was_measured_is_changed_by_the_diff(tmp_path: Path) -> None:
+    """Also in other files, and where a line has two of them."""
+    (tmp_path / "data.py").write_text("first = DataLoader(a, 4)\nx, y = DataLoader(b), DataLoader(c)\n")
+    more = (
+        CallSite("DataLoader", "data.py", 1, True, parameters=("dataset", "batch_size")),
+        CallSite("DataLoader", "data.py", 2, True, end_column=20),
+        CallSite("DataLoader", "data.py", 2, True, end_column=35),
+    )
+    found = searched(StandIn(times={WORKERS: 0.7}, more_calls=more), tmp_path)
+    (kept,) = found.kept
+    assert (kept.code, kept.place) == (WORKERS, "data.py:1, data.py:2, train.py:1")
+    workers = "num_workers=2, persistent_workers=True"
+    added = [line for line in found.diff.splitlines() if line.startswith("+") and "+++" not in line]
+    assert added == [
+        f"+first = DataLoader(a, 4, {workers})",
+        f"+x, y = DataLoader(b, {workers}), DataLoader(c, {workers})",
+        f"+loader = DataLoader(data, {workers})",
+    ]
+    assert len(found.changes) == 4
+
+
+def test_a_call_that_the_remedy_did_not_change_is_left(tmp_path: Path) -> None:
+    """It has the value already."""
+    given = {"num_workers": "2", "persistent_workers": "True"}
+    more = (CallSite("DataLoader", "data.py", 1, True, given=given),)
+    (tmp_path / "data.py").write_text("first = DataLoader(a, num_workers=2, persistent_workers=True)\n")
+    found = searched(StandIn(times={WORKERS: 0.7}, more_calls=more), tmp_path)
+    assert [(each.code, each.place) for each in found.kept] == [(WORKERS, "train.py:1")]
+    assert "data.py" not in found.diff

@@ -369,6 +369,57 @@ def test_what_finds_no_place_is_said() -> None:
     assert line_to_write(replace(COMPILED, parameters=())) == "….compile() before DistributedDataParallel(…)"
 
 
+PLACED = {
+    "two calls": (
+        "x = DataLoader(a), DataLoader(b)\n",
+        32,
+        "x = DataLoader(a), DataLoader(b, num_workers=4)\n",
+    ),
+    "within another call": (
+        "x = wrap(DataLoader(a))\n",
+        22,
+        "x = wrap(DataLoader(a, num_workers=4))\n",
+    ),
+    "behind letters of two bytes": (
+        "x = ['é', DataLoader(b)]\n",
+        24,
+        "x = ['é', DataLoader(b, num_workers=4)]\n",
+    ),
+    "of a base class": (
+        "super().__init__(ds, batch_size=4)\n",
+        34,
+        "super().__init__(ds, batch_size=4, num_workers=4)\n",
+    ),
+    "with a type": ("x = DataLoader[int](ds)\n", 23, "x = DataLoader[int](ds, num_workers=4)\n"),
+    "by another name": (
+        "x = LOADER(ds); LOADER = data.DataLoader\n",
+        14,
+        "x = LOADER(ds, num_workers=4); LOADER = data.DataLoader\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLACED)
+def test_a_call_is_found_by_where_it_ends(name: str) -> None:
+    source, end_column, expected = PLACED[name]
+    assert changed(source, replace(W4, end_column=end_column)) == expected
+
+
+def test_a_call_that_ends_elsewhere_is_not_changed() -> None:
+    """Nor what `map` calls."""
+    for source in ("x = DataLoader(a)\n", "x = list(map(DataLoader, a))\n"):
+        edit = replace(W4, end_column=28)
+        assert rewritten(source.encode(), [edit]) == (source.encode(), (edit,))
+
+
+def test_a_call_without_a_place_is_shown_as_it_is_written() -> None:
+    source = b"x, y = DataLoader(a, **options), DataLoader(b)\n"
+    assert line_to_write(replace(W4, end_column=31), source) == "num_workers=4 in DataLoader(a, **options)"
+    compiled = replace(COMPILED, end_column=31)
+    assert line_to_write(compiled, source) == "module.compile() before DataLoader(a, **options)"
+    assert line_to_write(W4, source) == "DataLoader(…, num_workers=4)"
+
+
 def test_edits_of_one_file_are_merged_at_the_lines_of_the_old_source() -> None:
     source = (
         "from torch.nn.parallel import DistributedDataParallel as DDP\n"
