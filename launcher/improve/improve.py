@@ -436,7 +436,8 @@ def judged(
     originals = [*first.losses(0), *last.losses(1)]
     has_less_precision = any(row.remedy.changes_numerics for row in chosen)
     dtype = "bfloat16" if has_less_precision else dtype_of(last, 0)
-    trains = sameness(originals, last.losses(0), dtype)
+    rounds = any(row.remedy.rounds for row in chosen)
+    trains = sameness(originals, last.losses(0), dtype, rounds)
     if any(tried[row.code].why == OTHER_NUMBERS for row in chosen):
         trains = "rounding"  # shown by steps with their own seeds
     found = {}

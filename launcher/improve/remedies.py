@@ -78,6 +78,8 @@ class Remedy:
     draws_otherwise: bool = False
     """Whether random numbers may be drawn in another order, so that losses differ though the training is the
     same."""
+    rounds: bool = True
+    """Whether it may add numbers in another order, so that losses differ by rounding."""
     changes_numerics: bool = False
     """Whether it computes with less precision: tried only where that is asked for."""
     write: tuple[str, str] = ("", "")
@@ -149,6 +151,7 @@ REMEDIES: tuple[Remedy, ...] = (
         fits=lambda given, around: _workers(given) in ("0", "1"),
         draws_otherwise=True,
         keys={"workers": 2},
+        rounds=False,
         source=_DATA,
     ),
     Remedy(
@@ -160,6 +163,7 @@ REMEDIES: tuple[Remedy, ...] = (
         fits=lambda given, around: around.spare_cores > 2 and _workers(given) in ("0", "1", "2"),
         draws_otherwise=True,
         keys=lambda around: {"workers": min(8, around.spare_cores)},
+        rounds=False,
         source=_DATA,
     ),
     Remedy(
@@ -168,6 +172,7 @@ REMEDIES: tuple[Remedy, ...] = (
         {"persistent_workers": True},
         "input",
         fits=lambda given, around: _has_workers(given, around) and given.get("persistent_workers") != "True",
+        rounds=False,
         source=_DATA,
     ),
     Remedy(
@@ -177,6 +182,7 @@ REMEDIES: tuple[Remedy, ...] = (
         "input",
         fits=_has_workers,
         keys={"prefetch": 8},
+        rounds=False,
         source=_DATA,
     ),
     Remedy(
@@ -186,6 +192,7 @@ REMEDIES: tuple[Remedy, ...] = (
         "work",
         fits=_isnt("pin_memory", "True"),
         on="GPUs",
+        rounds=False,
         source=_DATA,
     ),
     Remedy(
@@ -256,6 +263,7 @@ REMEDIES: tuple[Remedy, ...] = (
         "work",
         fits=_isnt("gradient_as_bucket_view", "True"),
         keys={"gradient_as_bucket_view": True},
+        rounds=False,
         source=_DDP,
     ),
     Remedy(

@@ -31,6 +31,10 @@ FIRST_IN_FP32 = 1e-5
 """The largest relative difference of the first loss that rounding explains, by the type of the loss."""
 NEXT, NUM_NEXT, LARGEST = 1e-3, 5, 0.1
 """The largest difference of the next losses in fp32, and in any type; another optimizer shows there."""
+GROWTH = 10.0
+"""The largest difference of a later loss, as a multiple of the largest one before."""
+LEAST_SCALE = 1e-3
+"""Of the first loss: smaller losses are the squares of differences that are next to nothing."""
 SHARE_OF_TRIALS = 0.4
 """The share of the budget, at the most, in which remedies are tried alone."""
 MOST_TRIALS, AGAIN = 4, 2
@@ -43,8 +47,6 @@ MOST_TOGETHER, LAUNCHES_TO_DECIDE = 4, 6
 each set of them, at least."""
 COSTLY = 4
 """Launches that a trial of what costs something at each start, such as compiling, is expected to take."""
-NUM_SEEDED = 6
-"""Steps of launches in which every step and sample has its own seed."""
 SHARE_OF_LENGTH = 0.2
 """The share of the time that is left, at most, in which the program's steps are counted."""
 SAME: tuple[Sameness, ...] = ("bitwise", "rounding")
@@ -52,55 +54,72 @@ TRIED_PERCENT = -1.5
 """A remedy whose trials are less than this much faster is not tried further."""
 
 
-def sameness(originals: Sequence[Losses], changed: Sequence[Losses], dtype: str = "float32") -> Sameness:
-    """How the losses of changed runs compare with those of runs as the program is.
+def sameness(
+    originals: Sequence[Losses], changed: Sequence[Losses], dtype: str = "float32", rounds: bool = True
+) -> Sameness:
+    """How the losses of changed runs compare with those of runs as the program is, in all steps of both.
 
-    Where runs of the original differ from each other, bits say nothing, and a difference counts only beyond
-    theirs.
+    What rounding changes grows from step to step, as training goes on from it: a difference is one of
+    rounding where earlier steps lead to it. Where runs of the original differ from each other, bits say
+    nothing, and a difference counts only beyond theirs.
 
     Args:
         originals: the losses of each run, in the order of its steps.
         changed: likewise.
         dtype: of the losses.
+        rounds: whether the change may round otherwise.
     """
     originals, changed = [run for run in originals if run], [run for run in changed if run]
     if not originals or not changed:
         return "unknown"
     if any(run[0] is None for run in (*originals, *changed)):
         return "unknown"
-    runs = (*originals, *changed)
-    if all(_prefix(run, runs) == _prefix(runs[0], runs) for run in runs):
+    steps = min(max(map(len, originals)), max(map(len, changed)))
+    pairs = [(_at(originals, step), _at(changed, step)) for step in range(steps)]
+    if all(loss == known[0] for known, others in pairs for loss in (*known, *others)):
         return "bitwise"
-    first = max(FIRST.get(dtype, FIRST_IN_FP32), 2 * _spread(originals, 0))
-    later = min(first * NEXT / FIRST_IN_FP32, LARGEST)
-    for step in range(min(NUM_NEXT, *map(len, runs))):
-        limit = first if step == 0 else max(later, 2 * _spread(originals, step))
-        if any(_apart(run[step], originals[0][step]) > limit for run in changed):
+    if not rounds and not differ(originals):
+        return "different"
+    scale = LEAST_SCALE * max(abs(loss or 0.0) for loss in pairs[0][0])
+    most = 0.0
+    for step, (known, others) in enumerate(pairs):
+        spread = 2 * max(_apart(loss, known[0], scale) for loss in known)
+        apart = max((_apart(loss, known[0], scale) for loss in others), default=0.0)
+        if apart > max(_limit(step, most, FIRST.get(dtype, FIRST_IN_FP32)), spread):
             return "different"
+        most = max(most, apart)
     return "rounding"
+
+
+def _limit(step: int, most: float, first: float) -> float:
+    """The largest difference of the losses of a step that rounding explains.
+
+    Args:
+        most: the largest difference of a step before.
+        first: the limit of the first step.
+    """
+    if step == 0:
+        return first
+    limit = first * NEXT / FIRST_IN_FP32
+    return min(LARGEST, limit if step < NUM_NEXT else max(limit, GROWTH * most))
+
+
+def _at(runs: Sequence[Losses], step: int) -> list[float | None]:
+    return [run[step] for run in runs if step < len(run)]
 
 
 def differ(originals: Sequence[Losses]) -> bool:
     """Whether runs of the program as it is have other losses each time."""
-    runs = [run for run in originals if run]
-    return any(_prefix(run, runs) != _prefix(runs[0], runs) for run in runs[1:])
+    return any(len({*_at(originals, step)}) > 1 for step in range(max(map(len, originals), default=0)))
 
 
-def _prefix(run: Losses, runs: Sequence[Losses]) -> tuple[float | None, ...]:
-    return tuple(run[: min(map(len, runs))])
-
-
-def _spread(runs: Sequence[Losses], step: int) -> float:
-    return max(_apart(run[step], runs[0][step]) for run in runs)
-
-
-def _apart(loss: float | None, other: float | None) -> float:
-    """The relative difference; infinite where either is no finite number."""
+def _apart(loss: float | None, other: float | None, scale: float) -> float:
+    """The difference relative to the larger one, or to `scale`; infinite where either is no finite number."""
     if loss == other:
         return 0.0
     if loss is None or other is None:
         return math.inf
-    return abs(loss - other) / max(abs(loss), abs(other))
+    return abs(loss - other) / max(abs(loss), abs(other), scale)
 
 
 @dataclass(frozen=True)
@@ -234,12 +253,13 @@ class RemedyTrials:
         if not rows:
             return {}
         sets: list[Set] = [(), *((row,) for row in rows)]
-        size = self.search.size(1, NUM_SEEDED)
+        size = self.search.size(1, self.steps)
         stage = self.search.stage("2-seeded", sets, *size, seeds_steps=True)
         results = {}
         for position, row in enumerate(rows, 1):
             now = found[row.code]
-            if sameness(stage.losses(0), stage.losses(position), dtype_of(stage, position)) in SAME:
+            dtype, rounds = dtype_of(stage, position), row.remedy.rounds or differ(self.first.losses(0))
+            if sameness(stage.losses(0), stage.losses(position), dtype, rounds) in SAME:
                 is_allowed = self.search.allows_other_random_numbers
                 verdict: RemedyVerdict = "undecided" if is_allowed else "other random numbers"
                 now = replace(now, verdict=verdict, why=OTHER_NUMBERS)
@@ -262,7 +282,7 @@ class RemedyTrials:
         percent = max(percent, -self.shares.get(row.remedy.part, 100.0))
         originals = [*self.first.losses(0), *stage.losses(0)]
         dtype = "bfloat16" if row.remedy.changes_numerics else dtype_of(stage, position)
-        trains = sameness(originals, stage.losses(position), dtype)
+        trains = sameness(originals, stage.losses(position), dtype, row.remedy.rounds)
         base = replace(base, verdict="undecided")
         if result.gradient_warning and not stage.of(0).gradient_warning:
             return replace(base, verdict="changes numerics", percent=percent, why=result.gradient_warning)

@@ -12,7 +12,8 @@ from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.seeding import replaced
 
-MAX_LOSSES = 100
+MAX_LOSSES = 2000
+"""As many as a launch has steps in which remedies are compared, or several for each."""
 
 
 @dataclass

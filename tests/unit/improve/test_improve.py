@@ -208,6 +208,16 @@ def test_a_remedy_that_trains_otherwise_is_never_kept(tmp_path: Path) -> None:
     assert (verdict(found, FUSED), found.kept) == ("changes numerics", [])
 
 
+@pytest.mark.parametrize(
+    ("code", "step", "expected"),
+    [(WORKERS, 1, "changes numerics"), (FUSED, 1, "kept"), (WORKERS, 5, "changes numerics")],
+)
+def test_only_what_computes_otherwise_may_round(tmp_path: Path, code: str, step: int, expected: str) -> None:
+    losses = tuple(loss * (1 + 1e-6 * (number == step)) for number, loss in enumerate(LOSSES))
+    program = StandIn(times={code: 0.5}, losses={code: losses}, seeded={code: losses})
+    assert verdict(searched(program, tmp_path), code) == expected
+
+
 ROUNDED = tuple(loss * 1.002 for loss in LOSSES)
 
 

@@ -47,6 +47,45 @@ def test_where_the_original_differs_from_run_to_run_bits_say_nothing() -> None:
     assert sameness(runs, [changed(1e-2)]) == "different"
 
 
+LONG = tuple(2.0 / (1 + number / 20) for number in range(60))
+
+
+def grown(by: float, factor: float) -> tuple[float, ...]:
+    """Losses whose relative difference grows by a factor from step to step."""
+    return tuple(loss * (1 + by * factor**number) for number, loss in enumerate(LONG))
+
+
+@pytest.mark.parametrize(
+    ("other", "rounds", "expected"),
+    [
+        (grown(1e-7, 1.0), True, "rounding"),
+        (grown(1e-7, 1.2), True, "rounding"),  # 0.5 % in the end
+        (grown(1e-7, 1.3), True, "different"),
+        (grown(1e-7, 1.0), False, "different"),
+        (LONG[:41] + tuple(loss * 1.023 for loss in LONG[41:]), True, "different"),
+        (LONG[:41] + tuple(loss * 1.023 for loss in LONG[41:]), False, "different"),
+        (LONG[:41], False, "bitwise"),
+        ((*LONG[:41], None, *LONG[42:]), True, "different"),
+    ],
+)
+def test_all_steps_count_and_rounding_grows_from_step_to_step(
+    other: tuple[float | None, ...], rounds: bool, expected: str
+) -> None:
+    """The first launches are short."""
+    assert sameness([LONG[:15], LONG], [other], rounds=rounds) == expected
+
+
+def test_rounding_of_a_loss_that_is_next_to_nothing_is_no_difference() -> None:
+    small = (*LONG[:10], 1e-9, 2e-12)
+    assert sameness([small], [(*LONG[:10], 2e-9, 1e-12)]) == "rounding"
+    assert sameness([small], [(*LONG[:10], 1e-2, 2e-12)]) == "different"
+
+
+def test_what_does_not_round_may_differ_only_where_the_original_does() -> None:
+    assert sameness([RUN, RUN], [changed(1e-6)], rounds=False) == "different"
+    assert sameness([RUN, changed(1e-6)], [changed(-1e-6)], rounds=False) == "rounding"
+
+
 def test_one_launch_that_trains_otherwise_is_enough() -> None:
     assert sameness([RUN], [RUN, changed(0.1)]) == "different"
 

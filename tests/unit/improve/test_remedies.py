@@ -245,6 +245,13 @@ def test_remedies_of_one_call_are_applied_together() -> None:
     }
 
 
+def test_what_only_moves_data_does_not_round() -> None:
+    assert {row.name for row in REMEDIES if not row.rounds} == {
+        *("workers", "more workers", "persistent workers", "prefetch", "pinned memory"),
+        "gradients in buckets",
+    }
+
+
 def test_every_row_has_a_source_and_a_name_of_its_own() -> None:
     assert len({each.name for each in REMEDIES}) == len(REMEDIES)
     assert all(each.source.startswith("https://") for each in REMEDIES)
