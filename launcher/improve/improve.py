@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Difference, VariantResult
@@ -92,6 +93,11 @@ IN_MOST = 0.8
 AT_LEAST_TWO = 1.8
 """Backward passes per step from which gradients are accumulated; a pass in validation adds little."""
 CHANGED = "has changed since it was measured"
+OPEN = "its launches don't decide"
+VERDICTS: Mapping[str, RemedyVerdict] = MappingProxyType(
+    {"slower": "kept", "same": "same", "faster": "slower"}
+)
+"""By how the set without a remedy compares with all of them."""
 MARGIN = 1.25
 """How much longer than the shortest of the first launches a later one may take."""
 
@@ -432,7 +438,7 @@ def judged(
     Args:
         tried: what trials say.
     """
-    together = last.of(0)
+    together, steps = last.of(0), last.num_steps(0) + 1  # the first one isn't timed
     originals = [*first.losses(0), *last.losses(1)]
     has_less_precision = any(row.remedy.changes_numerics for row in chosen)
     dtype = "bfloat16" if has_less_precision else dtype_of(last, 0)
@@ -442,8 +448,7 @@ def judged(
         trains = "rounding"  # shown by steps with their own seeds
     found = {}
     for position, row in enumerate(chosen):
-        why = tried[row.code].why if row.remedy.cost else ""
-        base = replace(tried[row.code], verdict="undecided", percent=None, why=why)
+        base = replace(tried[row.code], verdict="undecided", percent=None, why=OPEN)
         without = 1 if len(chosen) == 1 else 2 + position
         if together.status not in MEASURED or trains not in SAME:
             # A conflict: the last goes first, which gained least or costs something at each start.
@@ -453,10 +458,15 @@ def judged(
             found[row.code] = replace(base, verdict=verdict, why=why)
             continue
         change = last.against_first[without]
-        verdict = {"slower": "kept", "same": "same", "faster": "slower"}.get(change.verdict, "undecided")  # type: ignore[assignment]
+        verdict = VERDICTS.get(change.verdict, "undecided")
         gain = gain_of(change)
+        kept = tried[row.code].why if row.remedy.cost else row.remedy.caveat.format(steps)
         found[row.code] = replace(
-            base, verdict=verdict, percent=gain.percent if gain else None, ci=gain.ci if gain else None
+            base,
+            verdict=verdict,
+            percent=gain.percent if gain else None,
+            ci=gain.ci if gain else None,
+            why={"kept": kept, "undecided": OPEN}.get(verdict, ""),
         )
     return found
 
@@ -509,9 +519,16 @@ def concluded(
             *start.notes,
             *notes,
             *homeless,
+            *caveats(start, kept),
             *(f"write it yourself: {text}" for row in kept for text in not_written(row, last, root)),
         ),
     )
+
+
+def caveats(found: Improvement, kept: Sequence[Candidate]) -> Iterator[str]:
+    """What the launches can't show of later steps, for each kept remedy."""
+    why = {each.code: each.why for each in found.remedies}
+    yield from (f"{row.code}: {why[row.code]}" for row in kept if row.remedy.caveat)
 
 
 def then_most(search: RemedySearch, kept: Sequence[Candidate], launch_s: float) -> str:
@@ -561,7 +578,7 @@ def job_change(
         keys=keys,
         code={path.name: file_hash(path) or ""} if keys else {},
         diff=diff_text(found, top_directory(root) or root),
-        notes=(*start.notes, *yours),
+        notes=(*start.notes, *yours, *caveats(start, kept)),
     )
 
 

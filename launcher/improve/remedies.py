@@ -87,6 +87,8 @@ class Remedy:
     another one after it, in which `{0}` is its result, for where the first has no place."""
     cost: str = ""
     """A cost at the start, which steps don't show."""
+    caveat: str = ""
+    """What its launches can't show of later steps; `{0}` is the number of steps that they had."""
     source: str = ""
 
     def is_of(self, site: CallSite) -> bool:
@@ -139,6 +141,7 @@ _DATA = "https://docs.pytorch.org/docs/stable/data.html"
 _DDP = "https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"
 _OPTIM = "https://docs.pytorch.org/docs/stable/optim.html"
 
+_COPIES = "same losses in {0} steps; workers don't see what the program changes in its dataset later"
 _TUNING = "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
 
 REMEDIES: tuple[Remedy, ...] = (
@@ -151,6 +154,7 @@ REMEDIES: tuple[Remedy, ...] = (
         fits=lambda given, around: _workers(given) in ("0", "1"),
         draws_otherwise=True,
         keys={"workers": 2},
+        caveat=_COPIES,
         rounds=False,
         source=_DATA,
     ),
@@ -163,6 +167,7 @@ REMEDIES: tuple[Remedy, ...] = (
         fits=lambda given, around: around.spare_cores > 2 and _workers(given) in ("0", "1", "2"),
         draws_otherwise=True,
         keys=lambda around: {"workers": min(8, around.spare_cores)},
+        caveat=_COPIES,
         rounds=False,
         source=_DATA,
     ),
@@ -172,6 +177,7 @@ REMEDIES: tuple[Remedy, ...] = (
         {"persistent_workers": True},
         "input",
         fits=lambda given, around: _has_workers(given, around) and given.get("persistent_workers") != "True",
+        caveat=_COPIES,
         rounds=False,
         source=_DATA,
     ),
@@ -224,6 +230,7 @@ REMEDIES: tuple[Remedy, ...] = (
         "work",
         group="graph",
         fits=_is("find_unused_parameters", "True"),
+        caveat="no parameter was unused in {0} steps: a later step that leaves some out fails",
         source=_DDP,
     ),
     Remedy(
@@ -233,6 +240,7 @@ REMEDIES: tuple[Remedy, ...] = (
         "work",
         group="graph",
         fits=_isnt("static_graph", "True"),
+        caveat="used parameters were the same in {0} steps: they may not change later",
         keys={"static_graph": True},
         source=_DDP,
     ),

@@ -66,7 +66,7 @@ def test_the_change_of_a_librarys_call_is_an_option_of_the_command_line(tmp_path
     trainer = StandIn(times={unused: 0.8}, library="transformers", args=("--output-dir=x", "--do_train"))
     found = searched(trainer, tmp_path)
     assert [each.code for each in found.kept] == [unused]
-    assert (found.options, found.diff, found.notes) == ({"ddp_find_unused_parameters": "False"}, "", ())
+    assert (found.options, found.diff, found.changes) == ({"ddp_find_unused_parameters": "False"}, "", ())
     assert f"Next     start with {unused}; then" in improve_lines(found, "x")[2]
     assert not searched(replace(trainer, args=()), tmp_path).tried
 
@@ -216,6 +216,23 @@ def test_only_what_computes_otherwise_may_round(tmp_path: Path, code: str, step:
     losses = tuple(loss * (1 + 1e-6 * (number == step)) for number, loss in enumerate(LOSSES))
     program = StandIn(times={code: 0.5}, losses={code: losses}, seeded={code: losses})
     assert verdict(searched(program, tmp_path), code) == expected
+
+
+def test_what_later_steps_may_break_is_said_with_the_number_of_steps_that_were_seen(tmp_path: Path) -> None:
+    found = searched(StandIn(times={UNUSED: 0.7}), tmp_path)
+    (kept,) = found.kept
+    steps = found.remedies[0].why.partition(" in ")[2].partition(" ")[0]
+    assert int(steps) >= 15
+    assert kept.why == f"no parameter was unused in {steps} steps: a later step that leaves some out fails"
+    assert found.notes == (f"{UNUSED}: {kept.why}",)
+    (kept,) = searched_job(StandIn(times={"workers: 2": 0.7}), tmp_path).kept
+    assert kept.why.startswith("same losses in ")
+
+
+def test_what_the_launches_leave_open_has_a_reason(tmp_path: Path) -> None:
+    program = StandIn(times={UNUSED: 0.9}, verdicts={UNUSED: "inconclusive"})
+    (row,) = (each for each in searched(program, tmp_path).remedies if each.code == UNUSED)
+    assert (row.verdict, row.why) == ("undecided", "its launches don't decide")
 
 
 ROUNDED = tuple(loss * 1.002 for loss in LOSSES)
