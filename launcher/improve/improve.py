@@ -40,6 +40,7 @@ from gpurun.launcher.improve.trials import (
     SAME,
     RemedyTrials,
     best_of,
+    check_beginning,
     differ,
     dtype_of,
     num_likely,
@@ -258,6 +259,7 @@ def proven(
         has_more = len(chosen) > 1 or (bool(waiting) and number < MOST_FIRST)
         last = compared(search, chosen, trials.steps, launch_s + max(starts_s[:room]), number, has_more)
         number += 1
+        check_beginning(first, last.losses(1), search.name)
         verdicts = judged(chosen, last, first, tried)
         kept = [row for row in chosen if verdicts[row.code].verdict == "kept"]
         if kept == chosen:

@@ -108,6 +108,31 @@ def _at(runs: Sequence[Losses], step: int) -> list[float | None]:
     return [run[step] for run in runs if step < len(run)]
 
 
+def check_beginning(first: Stage, later: Sequence[Losses], name: str) -> None:
+    """Returns if runs of the program as it is begin in a later stage as they did in the first one.
+
+    Where its first launches differ from each other, that isn't known.
+
+    Args:
+        later: the losses of the later runs.
+
+    Raises:
+        SpecError: its launches depend on earlier ones.
+    """
+    began = {run[0] for run in first.losses(0) if run}
+    if len(began) != 1 or None in began:
+        return
+    (known,) = began
+    limit = FIRST.get(dtype_of(first, 0), FIRST_IN_FP32)
+    if (run := next((run for run in later if run and _apart(run[0], known, 0.0) > limit), None)) is not None:
+        now = "no finite number" if run[0] is None else f"{run[0]:.5g}"
+        raise SpecError(
+            f"{name} as it is began with a loss of {known:.5g} at first, and later with {now}: a launch "
+            "goes on from what an earlier one has left, such as a checkpoint, which belongs into "
+            "$GPURUN_LAUNCH_DIR"
+        )
+
+
 def differ(originals: Sequence[Losses]) -> bool:
     """Whether runs of the program as it is have other losses each time."""
     return any(len({*_at(originals, step)}) > 1 for step in range(max(map(len, originals), default=0)))
@@ -226,9 +251,28 @@ class RemedyTrials:
             if self.search.interrupted is not None:
                 self.known.update(self.measured(tried, self.search.interrupted))
             raise
+        self.check_beginning(stage, tried)
         found = {row.code: self.judged(row, stage, position) for position, row in enumerate(tried, 1)}
         self.known.update(found)
         return found
+
+    def check_beginning(self, stage: Stage, tried: Sequence[Candidate]) -> None:
+        """Returns if launches of the program as it is begin as before; with most remedies they would, too.
+
+        The first launch after the program's first end is that of the program as it is.
+
+        Raises:
+            SpecError: launches depend on earlier ones.
+        """
+        check_beginning(self.first, stage.losses(0), self.search.name)
+        changed = [
+            stage.losses(position)
+            for position, row in enumerate(tried, 1)
+            if not (row.remedy.draws_otherwise or row.remedy.changes_numerics)
+        ]
+        runs = [run for each in changed for run in each if run]
+        if not any(run[0] == own[0] for own in stage.losses(0) if own for run in runs):
+            check_beginning(self.first, runs, self.search.name)
 
     def measured(self, tried: Sequence[Candidate], stage: Stage) -> dict[str, RemedyResult]:
         """The remedies that were measured before Ctrl-C; what they change isn't compared yet."""
@@ -321,7 +365,9 @@ class RemedyTrials:
             return {}
         self.search.say(f"2 of 3: whether {self.search.spec.program} makes {format_count(limit)} steps")
         size = (f"steps={{launches: 1, limit: {limit}}}", "profile.steps=0", "until=fixed")
-        made = self.search.stage("2-length", [()], *size).num_steps(0)
+        stage = self.search.stage("2-length", [()], *size)
+        check_beginning(self.first, stage.losses(0), self.search.name)
+        made = stage.num_steps(0)
         if made >= limit - 1:  # the first one isn't timed
             return {}
         why = f"more than {self.search.spec.program} makes"

@@ -50,6 +50,8 @@ class StandIn:
     times: Mapping[str, float] = field(default_factory=dict)
     """The time of a step with it, as a factor."""
     losses: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    begins: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """The losses of the program as it is, in stages with these names."""
     seeded: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Where every step has its own seed."""
     fails: Callable[[tuple[str, ...]], bool] = lambda codes: False
@@ -95,7 +97,9 @@ class StandInStage:
         steps: int,
         is_seeded: bool,
         hang_s: float,
+        name: str = "",
     ) -> None:
+        self.name = name
         self.steps, self.hang_s = steps, hang_s
         self.program, self.directory, self.is_seeded = search.program, search.directory, is_seeded
         self.sets = [tuple(row.code for row in chosen) for chosen in sets]
@@ -150,7 +154,8 @@ class StandInStage:
 
     def losses(self, position: int) -> list[tuple[float, ...]]:
         known = self.program.seeded if self.is_seeded else self.program.losses
-        return [next((known[code] for code in self.sets[position] if code in known), LOSSES)]
+        own = self.program.begins.get(self.name, LOSSES)
+        return [next((known[code] for code in self.sets[position] if code in known), own)]
 
     def calls(self, position: int) -> list[CallSite]:
         return list(self.observed(position)[0].calls)
@@ -199,7 +204,7 @@ class StandInSearch(RemedySearch):
         words = re.findall(r"launches: (\d+), (?:limit|rounds): (\d+)", " ".join(overrides))
         launches, steps = map(int, words[0])
         assert not (self.program.keys and "limit" in " ".join(overrides)), "a workload has rounds"
-        found = StandInStage(self, sets, launches, steps, seeds_steps, min(hang_s, self.hang_s))
+        found = StandInStage(self, sets, launches, steps, seeds_steps, min(hang_s, self.hang_s), name)
         self.program.stages.append((name, found.sets))
         if name == self.program.interrupted_at:
             self.interrupted = cast(Any, StandInPart(found, self.program.measured_before))

@@ -235,6 +235,32 @@ def test_what_the_launches_leave_open_has_a_reason(tmp_path: Path) -> None:
     assert (row.verdict, row.why) == ("undecided", "its launches don't decide")
 
 
+@pytest.mark.parametrize("stage", ["2-alone", "3-together-1"])
+def test_a_program_that_goes_on_from_an_earlier_launch_ends_the_search(tmp_path: Path, stage: str) -> None:
+    program = StandIn(times={FUSED: 0.7}, begins={stage: (1.2e-13, *LOSSES[1:])})
+    with pytest.raises(SpecError, match=r"began with a loss of 2 at first, and later with 1.2e-13") as ended:
+        searched(program, tmp_path)
+    assert "\n" not in str(ended.value)
+    assert program.stages[-1][0] == stage
+
+
+def test_it_ends_also_where_only_the_launches_after_the_programs_end_go_on_from_it(tmp_path: Path) -> None:
+    """The first launch of the trials is that of the program as it is."""
+    program = StandIn(losses=Resumed())
+    with pytest.raises(SpecError, match=r"began with a loss of 2 at first, and later with 0.1"):
+        searched(program, tmp_path)
+
+
+class Resumed(dict[str, tuple[float, ...]]):
+    """Every remedy has the losses of a program that goes on."""
+
+    def __contains__(self, code: object) -> bool:
+        return True
+
+    def __getitem__(self, code: str) -> tuple[float, ...]:
+        return (0.1, *LOSSES[1:])
+
+
 ROUNDED = tuple(loss * 1.002 for loss in LOSSES)
 
 
