@@ -85,13 +85,13 @@ def interval_figures(percent: float, ci: Interval | None) -> dict[str, Any]:
     return {"ratio_ci": (1 + ci[0] / 100, 1 + ci[1] / 100)}
 
 
-def format_percent_interval(percent: float, ci: Interval) -> str:
-    """`12.9 to 14.6`, as precise as `format_percent`; with signs where the interval holds both.
+def format_percent_interval(percent: float, ci: Interval, signed: bool = False) -> str:
+    """`12.9 to 14.6`, as precise as `format_percent`; with signs also where the interval holds both.
 
     An end next to 0 has more decimals: with it, 0 would seem to be in the interval.
     """
     decimals = percent_decimals(percent, ci)
-    signed = ci[0] < 0 < ci[1]
+    signed = signed or ci[0] < 0 < ci[1]
     low, high = (format_number(end, _decimals_beyond_zero(end, decimals), signed) for end in ci)
     return f"{low} to {high}"
 

@@ -44,6 +44,8 @@ from gpurun.launcher.improve.trials import (
     differ,
     dtype_of,
     num_likely,
+    of_same_kind,
+    open_for,
     place_of,
     result_of,
     sameness,
@@ -95,6 +97,7 @@ AT_LEAST_TWO = 1.8
 """Backward passes per step from which gradients are accumulated; a pass in validation adds little."""
 CHANGED = "has changed since it was measured"
 OPEN = "its launches don't decide"
+LESS = "it gained less in its trials than what was compared"
 VERDICTS: Mapping[str, RemedyVerdict] = MappingProxyType(
     {"slower": "kept", "same": "same", "faster": "slower"}
 )
@@ -222,6 +225,7 @@ def improved(
         keep(replace(start, remedies=results(rows, search, trials.known)))
         raise
     tried |= trials.not_paying(best_of(to_try, tried), tried)
+    tried |= of_same_kind(to_try, tried)
     start = keep(replace(start, remedies=results(rows, search, tried)))
     return proven(trials, start, rows, best_of(to_try, tried), tried, keep)
 
@@ -243,7 +247,7 @@ def proven(
     """
     search, first = trials.search, trials.first
     launch_s = search.launch_s or trials.launch_s
-    chosen, number = list[Candidate](), 1
+    chosen, number, why = list[Candidate](), 1, LESS
     while chosen or (waiting and number <= MOST_FIRST):
         known = [tried[row.code] for row in chosen or waiting]
         starts_s = [each.start_s or 0.0 for each in known]
@@ -251,6 +255,7 @@ def proven(
         room = room_for(search.left_s, launch_s, starts_s, likely)
         if not room:
             start = replace(start, needs_s=search.spent_s + seconds_to_compare(1, launch_s + starts_s[0]))
+            why = NO_TIME
             break
         if chosen:
             chosen = chosen[:room]
@@ -264,15 +269,17 @@ def proven(
         kept = [row for row in chosen if verdicts[row.code].verdict == "kept"]
         if kept == chosen:
             if is_proven(last):
+                verdicts |= open_for(waiting, tried, LESS)
                 start = keep(concluded(search, start, rows, tried | verdicts, chosen, first, last))
                 return keep(replace(start, then=then_most(search, chosen, launch_s), complete=True))
+            tried |= {row.code: replace(tried[row.code], why=OPEN) for row in chosen}
             break
         # What is kept so far is proven only by launches without the rest.
         tried |= {code: each for code, each in verdicts.items() if each.verdict != "kept"}
         start = keep(replace(start, remedies=results(rows, search, tried)))
         chosen = kept
-    late = {row.code: replace(tried[row.code], why=tried[row.code].why or NO_TIME) for row in waiting}
-    return keep(replace(start, remedies=results(rows, search, tried | late), complete=True))
+    tried |= open_for([*(chosen if why == NO_TIME else ()), *waiting], tried, why)
+    return keep(replace(start, remedies=results(rows, search, tried), complete=True))
 
 
 def discovered(search: RemedySearch) -> Stage:

@@ -86,7 +86,7 @@ class Remedy:
     """Where it changes no argument: a statement before the call, in which `{0}` is its first argument, and
     another one after it, in which `{0}` is its result, for where the first has no place."""
     cost: str = ""
-    """A cost at the start, which steps don't show."""
+    """What takes time at each start, which steps don't show."""
     caveat: str = ""
     """What its launches can't show of later steps; `{0}` is the number of steps that they had."""
     source: str = ""
@@ -281,7 +281,7 @@ REMEDIES: tuple[Remedy, ...] = (
         "work",
         draws_otherwise=True,
         write=("{0}.compile()", "{0}.module.compile()"),
-        cost="compiles once, in each start",
+        cost="compiling",
         keys={"compile": True},
         source="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
     ),
@@ -291,7 +291,7 @@ REMEDIES: tuple[Remedy, ...] = (
         {"benchmark": True},
         "work",
         on="GPUs",
-        cost="tries algorithms for each new shape",
+        cost="trying algorithms for each new shape",
         keys={"cudnn_benchmark": True},
         source="https://docs.pytorch.org/docs/stable/backends.html#torch.backends.cudnn.benchmark",
     ),
@@ -328,7 +328,7 @@ REMEDIES: tuple[Remedy, ...] = (
         "transfer",
         keys={"split": "balanced"},
         draws_otherwise=True,
-        cost="times the devices, in each start",
+        cost="timing the devices",
         source=_DDP,
     ),
     Remedy(

@@ -1,7 +1,7 @@
 """Remedies alone, in few launches: which keep the losses as they are, and are worth comparing."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
@@ -16,6 +16,7 @@ from gpurun.launcher.improve.remedies import (
 )
 from gpurun.launcher.improve.stages import LEAST_HANG_S, RemedySearch, Set, Stage
 from gpurun.launcher.rundir.improvement import (
+    NO_GAIN,
     NO_TIME,
     RemedyResult,
     RemedyVerdict,
@@ -245,6 +246,7 @@ class RemedyTrials:
     ) -> dict[str, RemedyResult]:
         sets: list[Set] = [(), *((row,) for row in tried)]
         launches = max(1, min(MOST_TRIALS, launches))
+        hung_s = self.search.spec.hang_timeout_s or min(hang_s, self.search.hang_s)
         try:
             stage = self.search.stage(name, sets, *self.search.size(launches, self.steps), hang_s=hang_s)
         except Interrupted:
@@ -252,7 +254,7 @@ class RemedyTrials:
                 self.known.update(self.measured(tried, self.search.interrupted))
             raise
         self.check_beginning(stage, tried)
-        found = {row.code: self.judged(row, stage, position) for position, row in enumerate(tried, 1)}
+        found = {row.code: self.judged(row, stage, at, hung_s) for at, row in enumerate(tried, 1)}
         self.known.update(found)
         return found
 
@@ -310,11 +312,16 @@ class RemedyTrials:
             results[row.code] = now
         return results
 
-    def judged(self, row: Candidate, stage: Stage, position: int) -> RemedyResult:
-        """The verdict of the trials on a remedy."""
+    def judged(self, row: Candidate, stage: Stage, position: int, hung_s: float) -> RemedyResult:
+        """The verdict of the trials on a remedy.
+
+        Args:
+            hung_s: how long a launch was waited for that made no step.
+        """
         result, base = stage.of(position), result_of(row, self.search)
         if result.status == "hung" and row.remedy.cost:
-            return replace(base, why=NO_TIME)
+            why = f"{row.remedy.cost} took longer than {hung_s:.0f} s"
+            return replace(base, verdict="undecided", why=why)
         if result.status not in MEASURED or result.step_ms is None:
             return replace(base, verdict="failed", why=(result.reason or result.status).splitlines()[0])
         changed = sites_changed(row, stage, position)
@@ -332,20 +339,23 @@ class RemedyTrials:
             return replace(base, verdict="changes numerics", percent=percent, why=result.gradient_warning)
         if trains == "different":
             return replace(base, verdict="changes numerics", percent=percent, why=_LOSSES[trains])
-        if percent > TRIED_PERCENT or trains in _LOSSES:
-            return replace(base, why=_LOSSES.get(trains, "no gain in its trials"))
+        if trains in _LOSSES:
+            return replace(base, why=_LOSSES[trains])
+        if percent > TRIED_PERCENT:
+            return replace(base, percent=percent, why=NO_GAIN)
         return self.with_cost(row, replace(base, percent=percent), stage, position)
 
     def with_cost(self, row: Candidate, found: RemedyResult, stage: Stage, position: int) -> RemedyResult:
         """With what the remedy costs at each start and, of a program, from how many steps on it pays."""
         original, result = stage.of(0), stage.of(position)
+        cost = f"{row.remedy.cost} takes time at each start" if row.remedy.cost else ""
         if row.keys and row.remedy.cost:
             longer_s = (stage.length_s(position) or 0.0) - (stage.length_s(0) or 0.0)
-            return replace(found, why=row.remedy.cost, start_s=round(max(0.0, longer_s), 1))
+            return replace(found, why=cost, start_s=round(max(0.0, longer_s), 1))
         saved_ms = _step_ms(original) - _step_ms(result)
         start_s = (result.wall_s or 0.0) - (original.wall_s or 0.0) + self.steps * saved_ms / 1000
         if not row.remedy.cost or result.wall_s is None or start_s < 1 or saved_ms <= 0:
-            return replace(found, why=row.remedy.cost)
+            return replace(found, why=cost)
         steps = math.ceil(1000 * start_s / saved_ms)
         why = f"costs {start_s:.0f} s at each start: pays from {format_count(steps)} steps on"
         return replace(found, why=why, start_s=round(start_s, 1), pays_from_steps=steps)
@@ -446,9 +456,35 @@ def best_of(to_try: Sequence[Candidate], tried: Mapping[str, RemedyResult]) -> l
     return [row for row in helped if firsts[row.remedy.group or row.code] is row]
 
 
+def open_for(
+    rows: Iterable[Candidate], tried: Mapping[str, RemedyResult], why: str
+) -> dict[str, RemedyResult]:
+    """Those of these remedies that are undecided, with the reason, besides what else is known of them."""
+    known = ((row.code, tried[row.code]) for row in rows)
+    return {
+        code: replace(each, why="; ".join(filter(None, (each.why, why))))
+        for code, each in known
+        if each.verdict == "undecided" and each.why != NO_GAIN
+    }
+
+
+def of_same_kind(to_try: Sequence[Candidate], tried: Mapping[str, RemedyResult]) -> dict[str, RemedyResult]:
+    """The remedies that helped less than another one that excludes them, with that as the reason."""
+    best = {row.remedy.group: row.code for row in best_of(to_try, tried) if row.remedy.group}
+    found = dict[str, RemedyResult]()
+    for row in to_try:
+        code = best.get(row.remedy.group, row.code)
+        if code != row.code:
+            found |= open_for([row], tried, f"{code} gained more in its trials")
+    return found
+
+
 def places_of(sites: Sequence[CallSite], directory: Path) -> str:
-    """`train.py:41, data.py:7`."""
-    return ", ".join(dict.fromkeys(place_of(site, directory) for site in sites))
+    """`train.py:41, 44, data.py:7`."""
+    found = dict[str, list[str]]()
+    for file, line in dict.fromkeys(tuple(place_of(site, directory).rsplit(":", 1)) for site in sites):
+        found.setdefault(file, []).append(line)
+    return ", ".join(f"{file}:{', '.join(lines)}" for file, lines in found.items())
 
 
 def place_of(site: CallSite, directory: Path) -> str:

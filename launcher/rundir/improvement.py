@@ -12,7 +12,9 @@ RemedyVerdict = Literal[
 SCHEMA = 1
 CHANGES_NUMERICS = "changes numerics: --numerics tries it"
 NO_TIME = "the budget has no time for it"
-"""Why a remedy isn't tried."""
+"""Why a remedy isn't tried, or not compared."""
+NO_GAIN = "no gain in its trials"
+"""Why it isn't compared, whatever the budget."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,12 @@ class RemedyResult:
     applied_to: str
     """The changed place: `DataLoader`, `env`, a key of the job."""
     place: str
-    """`train.py:41`, or those of all calls that are changed: `train.py:41, data.py:7`; empty where it is at
+    """`train.py:41`, or all calls that are changed: `train.py:41, 44, data.py:7`; empty where it is at
     no call."""
     verdict: RemedyVerdict
     percent: float | None = None
-    """The change of a step's time: of what is kept, against the kept changes without it; else in a trial."""
+    """The change of a step's time: of what is kept, against the kept changes without it; without an interval
+    in trials, of which nothing is claimed."""
     ci: Interval | None = None
     why: str = ""
     start_s: float | None = None
@@ -122,6 +125,12 @@ class Improvement:
     @property
     def kept(self) -> list[RemedyResult]:
         return [each for each in self.remedies if each.verdict == "kept"]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more time may prove something."""
+        has_no_time = any(NO_TIME in each.why for each in self.remedies)
+        return has_no_time or any(each.verdict == "undecided" and each.why != NO_GAIN for each in self.tried)
 
     @property
     def tried(self) -> list[RemedyResult]:

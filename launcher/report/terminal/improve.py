@@ -6,14 +6,9 @@ from collections.abc import Sequence
 from gpurun.launcher.report.terminal.grid import grid
 from gpurun.launcher.rundir.improvement import CHANGES_NUMERICS, NO_TIME, Improvement, RemedyResult
 from gpurun.launcher.units import (
-    format_number,
     format_percent,
     format_percent_interval,
-    half_width,
-    is_lopsided,
-    percent_decimals,
     plural,
-    round_up,
 )
 
 LABEL = "{:<8} {}"
@@ -51,8 +46,7 @@ def answer(found: Improvement, name: str, writes: bool = False) -> list[tuple[st
     """The three lines by their labels."""
     resume = f"gpurun improve --resume {name}"
     others = [
-        f"{each.code} draws other random numbers ({time_text(each)}): begin again with "
-        "--allow-other-random-numbers"
+        f"{each.code} draws other random numbers: begin again with --allow-other-random-numbers"
         for each in found.remedies
         if each.verdict == "other random numbers" and (each.percent or 0.0) < 0
     ]
@@ -76,21 +70,14 @@ def answer(found: Improvement, name: str, writes: bool = False) -> list[tuple[st
     num = len(found.tried) + sum(len(found.untried.get(why, ())) for why in ("", NO_TIME))
     tried = f": {len(found.tried)} of {plural(num, 'remedy')} tried" if num else ""
     text = f"nothing is proven to make {found.name} faster{yet}{tried}"
-    is_open = any(each.verdict == "undecided" and each.percent is not None for each in found.tried)
-    is_open |= any(each.why == NO_TIME for each in found.remedies)
     minutes = math.ceil((found.needs_s or 2 * found.budget_s) / 60)
-    then = "; ".join((*([f"begin again with --budget {minutes}m"] if is_open else []), *others))
+    then = "; ".join((*([f"begin again with --budget {minutes}m"] if found.is_open else []), *others))
     return [("Answer", text), ("Why", found.why), ("Next", then if found.complete else resume)]
 
 
 def time_text(result: RemedyResult) -> str:
-    """`−27.1 ± 2.0 %`: the change of a step's time."""
-    if result.percent is None:
+    """`−27 % (−29 to −25)`: the change of a step's time, with its interval; empty where it has none."""
+    if result.percent is None or result.ci is None:
         return ""
-    if result.ci is None:
-        return f"{format_percent(result.percent, signed=True)}"
-    if is_lopsided(result.percent, result.ci):
-        return f"{format_percent_interval(result.percent, result.ci)} %"
-    decimals = percent_decimals(result.percent, result.ci)
-    half = round_up(half_width(result.percent, result.ci), decimals)
-    return f"{format_number(result.percent, decimals, signed=True)} ± {format_number(half, decimals)} %"
+    interval = format_percent_interval(result.percent, result.ci, signed=True)
+    return f"{format_percent(result.percent, result.ci, signed=True)} ({interval})"

@@ -1,5 +1,6 @@
 """How a search goes on from what its runs say; the runs are stand-ins with known times."""
 
+import re
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -21,11 +22,18 @@ from gpurun.launcher.improve.improve import (
 )
 from gpurun.launcher.improve.stages import BETWEEN_S, RemedySearch, Stage
 from gpurun.launcher.improve.trials import fitting, num_likely
-from gpurun.launcher.report.terminal.improve import answer, improve_lines
+from gpurun.launcher.report.terminal.improve import answer, improve_lines, time_text
 from gpurun.launcher.run.job import Output
 from gpurun.launcher.run.open import Invocation
 from gpurun.launcher.rundir.files import write_json
-from gpurun.launcher.rundir.improvement import NO_TIME, SCHEMA, Improvement, RemedyVerdict
+from gpurun.launcher.rundir.improvement import (
+    NO_TIME,
+    SCHEMA,
+    Gain,
+    Improvement,
+    RemedyResult,
+    RemedyVerdict,
+)
 from gpurun.launcher.rundir.records import CallSite, Event
 from tests.unit.improve.stand_in import (
     FILE,
@@ -129,7 +137,7 @@ def test_what_compiles_for_long_leaves_time_to_prove_what_others_gain(tmp_path: 
     found = searched(program, tmp_path, budget_s=120.0)
     assert program.spent_s <= 120
     assert {each.code: each.verdict for each in found.remedies if each.code in (WORKERS, COMPILE)} == {
-        WORKERS: "kept", COMPILE: "not tried"
+        WORKERS: "kept", COMPILE: "undecided"
     }  # fmt: skip
 
 
@@ -513,7 +521,7 @@ def test_every_call_that_was_changed_when_it_was_measured_is_changed_by_the_diff
     )
     found = searched(StandIn(times={WORKERS: 0.7}, more_calls=more), tmp_path)
     (kept,) = found.kept
-    assert (kept.code, kept.place) == (WORKERS, "data.py:1, data.py:2, train.py:1")
+    assert (kept.code, kept.place) == (WORKERS, "data.py:1, 2, train.py:1")
     workers = "num_workers=2, persistent_workers=True"
     added = [line for line in found.diff.splitlines() if line.startswith("+") and "+++" not in line]
     assert added == [
@@ -532,3 +540,34 @@ def test_a_call_that_the_remedy_did_not_change_is_left(tmp_path: Path) -> None:
     found = searched(StandIn(times={WORKERS: 0.7}, more_calls=more), tmp_path)
     assert [(each.code, each.place) for each in found.kept] == [(WORKERS, "train.py:1")]
     assert "data.py" not in found.diff
+
+
+def test_the_time_column_has_intervals_only_and_every_undecided_row_a_reason(tmp_path: Path) -> None:
+    """Also of remedies that exclude each other, and of those without time."""
+    foreach = "AdamW(foreach=True)"
+    program = StandIn({FUSED: 0.8, foreach: 0.85, UNUSED: 0.9, "x": 1.0}, scatter=0.01, launch_s=4.0)
+    for budget_s in (60.0, 120.0, 400.0):
+        found = searched(program, tmp_path, budget_s)
+        assert all(each.why for each in found.remedies if each.verdict == "undecided")
+        assert all(bool(time_text(each)) == (each.ci is not None) for each in found.remedies)
+    assert next(each.why for each in found.remedies if each.code == foreach) == (
+        f"{FUSED} gained more in its trials"
+    )
+    assert any(each.percent is not None and each.ci is None for each in found.remedies)
+
+
+def test_what_compiles_for_too_long_is_undecided(tmp_path: Path) -> None:
+    program = StandIn({WORKERS: 0.7}, starts_s={COMPILE: 1000.0}, launch_s=3.0)
+    row = next(each for each in searched(program, tmp_path, 120.0).remedies if each.code == COMPILE)
+    assert row.verdict == "undecided"
+    assert re.fullmatch(r"compiling took longer than \d+ s", row.why)
+
+
+def test_an_interval_is_printed_in_one_way(tmp_path: Path) -> None:
+    row = RemedyResult(FUSED, "AdamW", "train.py:3", "kept", -46.0, (-55.0, -35.0))
+    found = Improvement(1, "train.py", 60.0, Gain(-46.0, (-55.0, -35.0)), (row,), complete=True)
+    lines = improve_lines(found, "x")
+    assert lines[0].startswith("Faster   46 % less time per step than train.py as it is (35 to 55): ")
+    assert "−46 % (−55 to −35)" in lines[-1]
+    assert time_text(replace(row, percent=-40.0, ci=(-69.0, 1.0))) == "−40 % (−69 to +1)"
+    assert time_text(replace(row, percent=173.0, ci=(62.0, 384.0))) == "+173 % (+62 to +384)"

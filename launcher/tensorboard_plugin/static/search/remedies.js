@@ -35,7 +35,7 @@ function remediesTable(remedies) {
       { 'data-remedy': code },
       el('td', {}, wholeWords(code)),
       el('td', { class: 'c-forest' }, forestRow(drawn[index], axis)),
-      el('td', { class: 'right' }, value == null ? '' : percent(value)),
+      el('td', { class: 'right' }, ci ? percent(value) : ''),
       el('td', { class: 'right muted' }, interval(ci)),
       el('td', { class: verdict === 'kept' ? 'faster' : 'muted' }, verdict),
       el('td', { class: 'roomy' }, wholeWords(place)),
@@ -51,12 +51,12 @@ function remediesTable(remedies) {
     after: [['%', 'right'], ['95 % interval', 'right'], ['verdict', ''], ['place', 'roomy'], ['', 'roomy']],
     axis,
     rows,
-    note: 'What is kept is compared with the same set without it, on launches that took part in no choice. The figures of the others are from a few trials.',
+    note: 'What is kept is compared with the same set without it, on launches that took part in no choice.',
   });
 }
 
 /** @param {RemedyResult} remedy @returns {DrawnDifference | null} */
 function difference({ verdict, percent: value, ci }) {
-  if (value == null) return null;
+  if (!ci) return null; // of trials, of which nothing is claimed
   return { percent: value, ci, verdict: verdict === 'kept' ? 'faster' : verdict === 'slower' ? 'slower' : 'inconclusive' };
 }
