@@ -64,10 +64,11 @@ from gpurun.launcher.run.open import (
     Invocation,
     load_invocation,
 )
-from gpurun.launcher.rundir.files import read_json, write_json
+from gpurun.launcher.rundir.files import read_json, write_bytes, write_json
 from gpurun.launcher.rundir.improvement import (
     NO_TIME,
     SCHEMA,
+    YOURS,
     Advice,
     CallChange,
     Gain,
@@ -75,7 +76,7 @@ from gpurun.launcher.rundir.improvement import (
     RemedyResult,
     RemedyVerdict,
 )
-from gpurun.launcher.rundir.paths import IMPROVEMENT
+from gpurun.launcher.rundir.paths import CHANGE, IMPROVEMENT
 from gpurun.launcher.rundir.records import MEASURED, CallSite, Observed, Place
 from gpurun.launcher.stats.schedule import first_traced_step
 from gpurun.launcher.units import format_number, listed, plural
@@ -195,6 +196,8 @@ def improved(
 ) -> Improvement:
     """All stages; each leaves what is known by then."""
     first = discovered(search)
+    if search.is_resumed:
+        check_code(first, search)
     around = surroundings(search)
     seen = first.observed(0)
     shares = shares_of(first.of(0))
@@ -294,6 +297,20 @@ def discovered(search: RemedySearch) -> Stage:
             f"no step of {search.name} could be timed: {no_steps(found, search.given.directory)}"
         )
     return found
+
+
+def check_code(first: Stage, search: RemedySearch) -> None:
+    """Returns if the files of the program are as they were when the search began.
+
+    Raises:
+        SpecError: some aren't, which what is measured from now on wouldn't be comparable with.
+    """
+    root, measured = search.given.directory, first.of(0).code
+    if changed := sorted(name for name, was in measured.items() if file_hash(root / name) != was):
+        have = "has" if len(changed) == 1 else "have"
+        raise SpecError(
+            f"{listed(changed)} {have} changed since the search began: begin anew, without --resume"
+        )
 
 
 def no_steps(found: Stage, directory: Path) -> str:
@@ -516,22 +533,32 @@ def concluded(
     changes = tuple(each for each in wanted if file_hash(root / each.file) == measured.get(each.file, ""))
     notes = dict.fromkeys(f"{each.file} {CHANGED}" for each in wanted if each not in changes)
     found, homeless = rewritten_files(changes, root)
+    diff = diff_in_file(found, root, search.path)
+    if diff.decode(errors="replace") != diff.decode(errors="ignore"):
+        homeless.append(f"a changed file isn't UTF-8: what `git apply` takes is {search.path / CHANGE}")
     return replace(
         start,
         changes=changes,
         env={name: str(value) for row in kept for name, value in row.settings.get("env", {}).items()},
         options={name: value for row in kept for name, value in row.options.items()},
         code={each.file: measured[each.file] for each in changes},
-        # As JSON and terminals take it; a file that isn't UTF-8 is written as it is all the same.
-        diff=os.fsencode(diff_text(found, top_directory(root) or root)).decode(errors="replace"),
+        diff=diff.decode(errors="replace"),
         notes=(
             *start.notes,
             *notes,
             *homeless,
             *caveats(start, kept),
-            *(f"write it yourself: {text}" for row in kept for text in not_written(row, last, root)),
+            *(f"{YOURS}: {text}" for row in kept for text in not_written(row, last, root)),
         ),
     )
+
+
+def diff_in_file(changes: Mapping[Path, tuple[bytes, bytes]], root: Path, path: Path) -> bytes:
+    """The diff for `git apply`, which is also written into a file of the search, where there is a change."""
+    diff = os.fsencode(diff_text(changes, top_directory(root) or root))
+    if diff:
+        write_bytes(path / CHANGE, diff)
+    return diff
 
 
 def caveats(found: Improvement, kept: Sequence[Candidate]) -> Iterator[str]:
@@ -571,7 +598,7 @@ def job_change(
     """The keys of the job file to change, where it is as it was measured, and the diff."""
     stated = {override.partition("=")[0].strip() for override in search.given.overrides}
     keys = dict(merged(kept))
-    yours = [f"write it yourself: {row.code}, which --set states" for row in kept if stated & row.keys.keys()]
+    yours = [f"{YOURS}: {row.code}, which --set states" for row in kept if stated & row.keys.keys()]
     keys = {key: value for key, value in keys.items() if key not in stated}
     path, root = search.given.job_file.absolute(), search.given.directory
     measured = first.run.job.read_bytes()
@@ -581,12 +608,12 @@ def job_change(
         found = {path: (measured, with_keys(measured, keys))}
     except NoPlaceError:
         lines = ", ".join(row.code for row in kept if not stated & row.keys.keys())
-        return replace(start, notes=(*start.notes, *yours, f"write it yourself in {path.name}: {lines}"))
+        return replace(start, notes=(*start.notes, *yours, f"{YOURS} in {path.name}: {lines}"))
     return replace(
         start,
         keys=keys,
         code={path.name: file_hash(path) or ""} if keys else {},
-        diff=diff_text(found, top_directory(root) or root),
+        diff=diff_in_file(found, root, search.path).decode(),
         notes=(*start.notes, *yours, *caveats(start, kept)),
     )
 
@@ -624,7 +651,7 @@ def rewritten_files(
         if after != before:
             found[root / name] = (before, after)
         lines = (f"{name}:{edit.line}: {line_to_write(edit, before)}" for edit in homeless)
-        notes += [f"write it yourself at {line}" for line in lines]
+        notes += [f"{YOURS} at {line}" for line in lines]
     return found, notes
 
 
@@ -642,10 +669,10 @@ def results(
 
 
 def changes_to_write(found: Improvement, root: Path) -> dict[Path, tuple[bytes, bytes]]:
-    """Each file before and after the change; empty: what is kept changes no file.
+    """Each file before and after the change; empty: what is kept changes no file by itself.
 
     Raises:
-        SpecError: a file isn't as it was measured, or can't be changed.
+        SpecError: a file isn't as it was measured.
     """
     if not (found.changes or found.keys):
         return {}
@@ -655,10 +682,7 @@ def changes_to_write(found: Improvement, root: Path) -> dict[Path, tuple[bytes, 
     if found.keys:
         before = (root / found.name).read_bytes()
         return {root / found.name: (before, with_keys(before, found.keys))}
-    changed, notes = rewritten_files(found.changes, root)
-    if not changed:
-        raise SpecError("\n    ".join(("no file can be changed without you", *notes)))
-    return changed
+    return rewritten_files(found.changes, root)[0]
 
 
 def advice_on(seen: Observed, directory: Path) -> Iterator[Advice]:

@@ -497,9 +497,9 @@ class Candidate:
                 return f"torch.autocast(dtype=torch.{value})"
             case "comm_hook":
                 return f"model.register_comm_hook(None, default_hooks.{value}_compress_hook)"
-        names = {site.name for site in self.sites}
-        name = names.pop() if len(names) == 1 else self.remedy.call
-        return f"{name}({', '.join(f'{key}={value!r}' for key, value in self.arguments.items())})"
+        names = dict.fromkeys(site.name for site in self.sites) or {self.remedy.call: None}
+        new = ", ".join(f"{key}={value!r}" for key, value in self.arguments.items())
+        return ", ".join(f"{name}({new})" for name in names)
 
 
 def candidates(

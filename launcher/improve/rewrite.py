@@ -116,8 +116,10 @@ class SourceText:
         """The white space that the line begins with, up to the place."""
         return "".join(takewhile(" \t\f".__contains__, self.text[self.line_start(place) : place]))
 
-    def step(self) -> str:
-        """By how much the file indents."""
+    def step(self, outer: str) -> str:
+        """By how much the file indents, below a line that is indented by `outer`."""
+        if outer.startswith("\t"):
+            return "\t"
         blocks = (body for node in self.tree.body if (body := getattr(node, "body", None)))
         return next((step for body in blocks if (step := self.indent(self.start(body[0])))), "    ")
 
@@ -419,7 +421,7 @@ def _appended(page: SourceText, call: ast.Call, new: Sequence[str]) -> list[Spli
     end, comma = page.newline(at), "" if is_comma else ","
     outer = page.indent(opened)
     if not NEWLINE.search(text, opened, close):  # all arguments go to a line between the parentheses
-        indent = f"{end}{outer}{page.step()}"
+        indent = f"{end}{outer}{page.step(outer)}"
         if len(f"{indent}{text[opened:at]}{inline}") > WIDTH:
             inline = comma + "".join(f"{indent}{argument}," for argument in new)
         first = min(map(page.start, arguments))

@@ -157,6 +157,8 @@ class RemedySearch:
     """Files of the job's directory that launches have changed, though no rank was seen to."""
     first_s: float = 0.0
     """The seconds that the longest launch of the first stage took."""
+    is_resumed: bool = False
+    """Whether an earlier command has measured a part of it."""
     interrupted: Stage | None = None
     """The stage that Ctrl-C has ended, with what is known of it."""
 
@@ -164,6 +166,7 @@ class RemedySearch:
         """Goes on where a search was interrupted, whose time has stood still since."""
         self.began_s -= max(known.spent_s, *known.ends_s.values(), 0.0)
         self.ends_s, self.changed = dict(known.ends_s), known.changed
+        self.is_resumed = bool(known.ends_s)
 
     def stage(
         self,
@@ -314,7 +317,13 @@ class RemedySearch:
         """
         is_program = self.spec.kind.runs_program
         length = f"limit: {steps}" if is_program else f"rounds: {launches * ROUNDS}"
-        return (f"steps={{launches: {launches}, {length}}}", "profile.steps=0", "until=fixed")
+        return (f"steps={{launches: {launches}, {length}}}", *self.fixed)
+
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        """The overrides by which launches end after their steps, and not by a budget of the job's own."""
+        budget = ("budget=null",) if "budget" in self.spec.stated else ()
+        return ("profile.steps=0", "until=fixed", *budget)
 
     @property
     def limit_s(self) -> float:

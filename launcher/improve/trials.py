@@ -374,7 +374,7 @@ class RemedyTrials:
         if limit <= self.steps:
             return {}
         self.search.say(f"2 of 3: whether {self.search.spec.program} makes {format_count(limit)} steps")
-        size = (f"steps={{launches: 1, limit: {limit}}}", "profile.steps=0", "until=fixed")
+        size = (f"steps={{launches: 1, limit: {limit}}}", *self.search.fixed)
         stage = self.search.stage("2-length", [()], *size)
         check_beginning(self.first, stage.losses(0), self.search.name)
         made = stage.num_steps(0)
@@ -488,9 +488,14 @@ def places_of(sites: Sequence[CallSite], directory: Path) -> str:
 
 
 def place_of(site: CallSite, directory: Path) -> str:
-    """`train.py:41`, relative to the directory of the job if it is in it."""
-    file = Path(site.file)
-    return f"{file.relative_to(directory) if file.is_relative_to(directory) else file}:{site.line}"
+    """`train.py:41`, relative to the directory of the job or to that of installed packages it is in."""
+    return f"{_shown_file(Path(site.file), directory)}:{site.line}"
+
+
+def _shown_file(file: Path, directory: Path) -> Path:
+    packages = next((each for each in file.parents if each.name in ("site-packages", "dist-packages")), None)
+    known = next((each for each in (packages, directory) if each and file.is_relative_to(each)), None)
+    return file if known is None else file.relative_to(known)
 
 
 def result_of(row: Candidate, search: RemedySearch) -> RemedyResult:

@@ -13,6 +13,8 @@ SCHEMA = 1
 CHANGES_NUMERICS = "changes numerics: --numerics tries it"
 NO_TIME = "the budget has no time for it"
 """Why a remedy isn't tried, or not compared."""
+YOURS = "write it yourself"
+"""How a note begins about a change that no file takes by itself."""
 NO_GAIN = "no gain in its trials"
 """Why it isn't compared, whatever the budget."""
 

@@ -24,6 +24,8 @@ LATEST = "latest"
 """A text file with the name of the newest run; a link would make TensorBoard read that run twice."""
 SELFTEST, IMPROVEMENT = "selftest.json", "improve.json"
 """The results of a self-test and of `gpurun improve`, whose directories hold runs of their own."""
+CHANGE = "change.diff"
+"""The change that `gpurun improve` has proven, as `git apply` takes it."""
 PROGRAM_FILES = "files"
 """In the directory of a launch, for what its program saves."""
 MAX_KEPT_ROUNDS = 1000
@@ -183,7 +185,7 @@ def is_our_search(directory: Path) -> bool:
     """Whether a directory is certainly a search of `gpurun improve`, and holds nothing but its runs."""
     if not (directory / IMPROVEMENT).is_file():
         return False
-    return all(each.name == IMPROVEMENT or is_ours(each) for each in directory.iterdir())
+    return all(each.name in (IMPROVEMENT, CHANGE) or is_ours(each) for each in directory.iterdir())
 
 
 def inside_of_run(place: object, run: object) -> SpecError:

@@ -78,8 +78,9 @@ def improve(
 
     Example: gpurun improve job.yaml --budget 5m
 
-    Exit codes: 0 ok, also if --write has nothing to apply, 2 the command line is wrong or nothing can be
-    changed from outside, 3 the machine lacks what it asks for, 4 it fails as it is, 130 interrupted.
+    Exit codes: 0 ok, also if --write has nothing to apply, 2 the command line is wrong, nothing can be
+    changed from outside or a file has changed, 3 the machine lacks what it asks for, 4 it fails as it is, 130
+    interrupted.
     """
     from gpurun.launcher.cli.interrupt import quit_on_interrupt
     from gpurun.launcher.rundir.paths import check_writable
@@ -138,10 +139,14 @@ def given_by(
 
     def invocation() -> Any:
         from gpurun.launcher.run.open import program_invocation, read_invocation
-        from gpurun.launcher.rundir.paths import check_owner
+        from gpurun.launcher.rundir.paths import IMPROVEMENT, PLAN, check_owner
 
         if resume is not None:
+            if not (resume / IMPROVEMENT).is_file():
+                raise SpecError(f"no search of `gpurun improve` is in {resume.absolute()}")
             check_owner(resume)  # what it says is run, and written into files
+            if not (resume / "1-original" / PLAN).is_file():
+                raise SpecError(f"the search in {resume} ended before its first launch: begin anew")
             return read_invocation(resume / "1-original", overrides)
         if module is None and words[0].endswith((".yaml", ".yml")):
             return job_invocation(words, devices, overrides)
@@ -212,10 +217,14 @@ def apply(found: Any, given: Any, yes: bool, force: bool) -> bool:
     """
     from gpurun.launcher.improve.improve import changes_to_write
     from gpurun.launcher.improve.rewrite import write_changes
+    from gpurun.launcher.inspect.stacks import file_hash
 
     here = Path.cwd()
     if not (here.is_relative_to(given.directory) or given.directory.is_relative_to(here)):
         raise SpecError(f"{found.name} was measured in {given.directory}: --write works there only")
+    if found.written and all(file_hash(given.directory / name) != was for name, was in found.code.items()):
+        click.echo("no file is changed: the change has been written already", err=True)
+        return False
     changes = changes_to_write(found, given.directory)
     if not changes:
         why = (

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from gpurun.launcher.report.terminal.grid import grid
-from gpurun.launcher.rundir.improvement import CHANGES_NUMERICS, NO_TIME, Improvement, RemedyResult
+from gpurun.launcher.report.terminal.grid import cut, grid
+from gpurun.launcher.rundir.improvement import CHANGES_NUMERICS, NO_TIME, YOURS, Improvement, RemedyResult
 from gpurun.launcher.units import (
     format_percent,
     format_percent_interval,
@@ -12,6 +12,8 @@ from gpurun.launcher.units import (
 )
 
 LABEL = "{:<8} {}"
+MAX_PLACE, MAX_WHY = 60, 110
+"""Columns of a place and of a reason, which may be a message of another program; JSON has all of it."""
 
 
 def improve_lines(found: Improvement, name: str, writes: bool = False) -> list[str]:
@@ -22,7 +24,10 @@ def improve_lines(found: Improvement, name: str, writes: bool = False) -> list[s
         writes: whether the command then applies the change.
     """
     lines = [LABEL.format(label, text) for label, text in answer(found, name, writes) if text]
-    rows = [(each.code, time_text(each), each.verdict, each.place, each.why) for each in found.tried]
+    rows = [
+        (each.code, time_text(each), each.verdict, cut(each.place, MAX_PLACE), cut(each.why, MAX_WHY))
+        for each in found.tried
+    ]
     if rows:
         lines += ["", *grid(("remedy", "time", "verdict", "", ""), rows)]
     if found.untried:
@@ -30,7 +35,7 @@ def improve_lines(found: Improvement, name: str, writes: bool = False) -> list[s
     if found.advice:
         lines += ["", *(f"{each.place}: {each.text}" for each in found.advice)]
     if found.diff:
-        lines += ["", *found.diff.splitlines()]
+        lines += ["", *found.diff.removesuffix("\n").split("\n")]
     if found.notes:
         lines += ["", *found.notes]
     return lines
@@ -38,7 +43,7 @@ def improve_lines(found: Improvement, name: str, writes: bool = False) -> list[s
 
 def untried_line(why: str, remedies: Sequence[RemedyResult]) -> str:
     """Those that were not tried for one reason."""
-    reason = f" ({why})" if why else " yet"
+    reason = f" ({cut(why, MAX_WHY)})" if why else " yet"
     return f"not tried{reason}: {', '.join(each.code for each in remedies)}"
 
 
@@ -63,7 +68,9 @@ def answer(found: Improvement, name: str, writes: bool = False) -> list[tuple[st
         if found.written:
             write = f"improve {found.name} again"
         then = f"then {found.then}" if found.then else ""
-        parts = (write, f"start with {start}" if start else "", then, *others)
+        num_yours = sum(note.startswith(YOURS) for note in found.notes)
+        yours = f"make {plural(num_yours, 'change')} yourself, see the last lines" if num_yours else ""
+        parts = (write, yours, f"start with {start}" if start else "", then, *others)
         kept = f"{len(found.kept)} of {plural(len(found.tried), 'remedy')} kept"
         return [("Faster", f"{less}: {kept}"), ("Why", found.why), ("Next", "; ".join(filter(None, parts)))]
     yet = "" if found.complete else " yet"

@@ -1,6 +1,7 @@
 """How a search goes on from what its runs say; the runs are stand-ins with known times."""
 
 import re
+import subprocess
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,13 +16,14 @@ from gpurun.launcher.compare.model import Difference
 from gpurun.launcher.errors import Interrupted, SpecError
 from gpurun.launcher.improve.improve import (
     changes_to_write,
+    check_code,
     gain_of,
     notes_on,
     run_improve,
     shares_of,
 )
 from gpurun.launcher.improve.stages import BETWEEN_S, RemedySearch, Stage
-from gpurun.launcher.improve.trials import fitting, num_likely
+from gpurun.launcher.improve.trials import fitting, num_likely, place_of
 from gpurun.launcher.report.terminal.improve import answer, improve_lines, time_text
 from gpurun.launcher.run.job import Output
 from gpurun.launcher.run.open import Invocation
@@ -479,6 +481,67 @@ def test_where_nothing_is_kept_nothing_is_written(
     found = Improvement(SCHEMA, "train.py", 60.0, complete=True)
     assert not apply(found, SimpleNamespace(directory=tmp_path), yes=False, force=False)
     assert capsys.readouterr().err == "no file is changed: nothing is proven to help\n"
+
+
+def test_a_change_that_is_written_already_or_is_for_its_user_changes_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = searched(StandIn(times={WORKERS: 0.7}), tmp_path)
+    given = SimpleNamespace(directory=tmp_path)
+    assert apply(found, given, yes=True, force=True)
+    assert not apply(replace(found, written=True), given, yes=True, force=True)
+    assert "the change has been written already" in capsys.readouterr().err
+    with pytest.raises(SpecError, match="has changed since it was measured"):
+        apply(found, given, yes=True, force=True)
+    (tmp_path / "train.py").write_text(FILE)
+    unknown = replace(found, changes=(replace(found.changes[0], line=3),))
+    assert not apply(unknown, given, yes=True, force=True)
+    assert "what is kept is for you to write or set" in capsys.readouterr().err
+
+
+def test_a_diff_that_isnt_utf8_is_a_file_that_git_takes(tmp_path: Path) -> None:
+    data = b"# coding: latin-1\nname = 'Gr\xf6\xdfe'; x = DataLoader(a)\n"
+    (tmp_path / "data.py").write_bytes(data)
+    more = (CallSite("DataLoader", "data.py", 2, True),)
+    found = searched(StandIn(times={WORKERS: 0.7}, more_calls=more), tmp_path)
+    path = tmp_path / "found/change.diff"
+    assert f"a changed file isn't UTF-8: what `git apply` takes is {path}" in found.notes
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    subprocess.run(["git", "apply", "found/change.diff"], cwd=tmp_path, check=True)
+    workers = b", num_workers=2, persistent_workers=True)"
+    assert (tmp_path / "data.py").read_bytes() == data.replace(b"DataLoader(a)", b"DataLoader(a" + workers)
+
+
+def test_lines_of_the_diff_end_as_those_of_the_file() -> None:
+    found = Improvement(1, "train.py", 60.0, diff="--- a\n+x\r\n+y\x0cz\n")
+    assert improve_lines(found, "x")[-3:] == ["--- a", "+x\r", "+y\x0cz"]
+
+
+def test_a_change_without_a_place_is_a_next_step(tmp_path: Path) -> None:
+    more = (CallSite("DataLoader", "data.py", 1, True, end_column=20),)
+    (tmp_path / "data.py").write_text("x = DataLoader(**kw)\n")
+    found = searched(StandIn(times={WORKERS: 0.7}, more_calls=more), tmp_path)
+    assert "make 1 change yourself, see the last lines" in dict(answer(found, "x"))["Next"]
+    assert (
+        "write it yourself at data.py:1: num_workers=2, persistent_workers=True in DataLoader(**kw)"
+        in found.notes
+    )
+
+
+def test_places_and_reasons_of_others_are_shortened(tmp_path: Path) -> None:
+    call = CallSite("DataLoader", "/opt/lib/python3/site-packages/trainer/data.py", 7, False)
+    assert place_of(call, tmp_path) == "trainer/data.py:7"
+    row = RemedyResult(FUSED, "AdamW", "train.py:3", "failed", why="C++ " * 200)
+    assert len(improve_lines(Improvement(1, "train.py", 60.0, remedies=(row,)), "x")[-1]) < 200
+
+
+def test_a_search_whose_program_has_changed_is_not_resumed(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(FILE)
+    search = SimpleNamespace(given=SimpleNamespace(directory=tmp_path))
+    first = SimpleNamespace(of=lambda position: SimpleNamespace(code={"train.py": "of another"}))
+    with pytest.raises(SpecError, match=r"train.py has changed since the search began: begin anew"):
+        check_code(cast(Any, first), cast(Any, search))
 
 
 def test_all_time_since_the_search_began_is_spent() -> None:

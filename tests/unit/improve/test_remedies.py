@@ -208,6 +208,19 @@ def test_options_of_a_trainer_on_the_command_line_have_the_library_make_the_chan
     assert (own.site, own.options) == (LOADER, {})
 
 
+def test_a_remedy_changes_all_calls_of_its_kind_in_the_users_files() -> None:
+    """It is tried if it would change any of them."""
+    known = replace(site("DataLoader", num_workers="4"), line=7)
+    theirs = replace(LOADER, line=9, is_users=False)
+    calls = [known, LOADER, theirs, ADAM, site("SGD", foreach="True")]
+    found = {each.remedy.name: each for each in candidates(calls, AROUND, SHARES)}
+    assert found["workers"].sites == found["persistent workers"].sites == (known, LOADER)
+    assert found["fused optimizer"].code == "AdamW(fused=True, foreach=False), SGD(fused=True, foreach=False)"
+    applied = replace(ADAM, applied={"fused": True, "foreach": False})
+    assert found["fused optimizer"].change_at(applied) == {"fused": True}
+    assert found["workers"].change_at(applied) == {}
+
+
 def test_what_needs_a_gpu_is_not_tried_on_cpus() -> None:
     found = [each for each in candidates([LOADER], AROUND, SHARES) if each.refusal == "for GPUs only"]
     assert [each.code for each in found] == [

@@ -103,6 +103,11 @@ CASES = {
         edit(1, persistent_workers=True, num_workers=4, prefetch_factor=4),
         "x = DataLoader(ds, num_workers=4, persistent_workers=True, prefetch_factor=4)\n",
     ),
+    "below a tab, in a file that also has spaces": Case(
+        f"def f():\n    pass\nif 1:\n\tx = DataLoader(ds, {'a' * 70}=True)\n",
+        replace(W4, line=4),
+        f"def f():\n    pass\nif 1:\n\tx = DataLoader(\n\t\tds, {'a' * 70}=True, num_workers=4\n\t)\n",
+    ),
     "trailing comma": Case("x = DataLoader(ds,)\n", W4, "x = DataLoader(ds, num_workers=4,)\n"),
     "comment behind": Case(
         "x = DataLoader(ds)  # ) a, comment\n", W4, "x = DataLoader(ds, num_workers=4)  # ) a, comment\n"
