@@ -9,6 +9,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 from gpurun.launcher.jobfile import model, settings
@@ -17,6 +18,7 @@ from gpurun.launcher.jobfile.model import SECTIONS, JobSpec
 from gpurun.launcher.jobfile.section import Key, Section
 from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.jobfile.values import DEVICE_PATTERN, NODES_PATTERN, RATIO_PATTERN
+from gpurun.launcher.rundir import improvement
 from gpurun.launcher.strategies import IN_JOBS
 from gpurun.launcher.units import GIB, format_count
 
@@ -77,17 +79,38 @@ def field_docs() -> dict[str, dict[str, str]]:
 
     It is the docstring beneath the field; of settings their metadata says it for the other sections.
     """
-    sources = (inspect.getsource(module) for module in (settings, model))
-    classes = [
-        node for source in sources for node in ast.parse(source).body if isinstance(node, ast.ClassDef)
-    ]
-    docs = {item.name: _docs_of(item) for item in classes}
+    docs = docs_of(settings, model)
     docs["JobSpec"] |= docs["Settings"] | {
         name: setting.about for name, setting in SETTINGS.items() if setting.about
     }
     docs["Compare"] = {name: setting.compare for name, setting in SETTINGS.items()}
     docs["Baseline"] = {name: setting.baseline for name, setting in SETTINGS.items()}
     return docs
+
+
+def docs_of(*modules: ModuleType) -> dict[str, dict[str, str]]:
+    """The docstrings beneath the fields of the modules' classes, by class and field, each in one line."""
+    nodes = (node for module in modules for node in ast.parse(inspect.getsource(module)).body)
+    return {item.name: _docs_of(item) for item in nodes if isinstance(item, ast.ClassDef)}
+
+
+def improvement_schema() -> dict[str, Any]:
+    """JSON Schema of what `gpurun improve --json` prints, with a description where a name doesn't say it."""
+    import msgspec
+
+    (whole,), parts = msgspec.json.schema_components([improvement.Improvement], ref_template="#/$defs/{name}")
+    docs = docs_of(improvement)
+    for name, part in parts.items():
+        for field, value in part["properties"].items():
+            if text := docs[name].get(field):
+                part["properties"][field] = {**value, "description": text.replace("`None`", "`null`")}
+    return {
+        "$schema": DIALECT,
+        "$defs": parts,
+        "type": "object",
+        "properties": {"improve": whole},
+        "required": ["improve"],
+    }
 
 
 def _docs_of(item: ast.ClassDef) -> dict[str, str]:

@@ -57,7 +57,17 @@ def find_run(path: Path) -> RunDir:
         place = shlex.quote(str(source_of(path.parent)))
         ways = f"to view this trace: gpurun view {place}\n    to analyse it: gpurun trace {trace}"
         raise SpecError(f"{source_of(path)} is a trace, not a run\n    {ways}")
+    if (search := search_directory(path)) is not None:
+        shown = source_of(search)
+        runs = sorted(plan.parent.name for plan in search.glob(f"*/{RunDir(search).plan.name}"))
+        named = f"; its runs are in it: {first_of(runs, _MOST_NAMED)}" if runs else ""
+        raise SpecError(f"{shown} is a search, not a run: `gpurun report {shown}` shows what it found{named}")
     raise SpecError(f"{_found(path)}; {_runs_near(path)}")
+
+
+def search_directory(path: Path) -> Path | None:
+    """The directory of a search of `gpurun improve` that `path` means, if there is one."""
+    return next((each for each in _meant(path) if (each / IMPROVEMENT).is_file()), None)
 
 
 def _found(path: Path) -> str:
@@ -67,9 +77,6 @@ def _found(path: Path) -> str:
     selftest = next((each for each in _meant(path) if (each / SELFTEST).is_file()), None)
     if selftest is not None:
         return f"{source_of(path)} is a self-test, not a run: what it found is in {selftest / SELFTEST}"
-    if (path / IMPROVEMENT).is_file():
-        shown = shlex.quote(str(source_of(path)))
-        return f"{shown} is a search, not a run: `gpurun improve --resume {shown}` shows what it found"
     return f"{source_of(path)}: no run here" if path.exists() else f"there is no run `{path}`"
 
 

@@ -112,6 +112,7 @@ class Improvement:
     code: Mapping[str, str] = field(default_factory=dict)
     """The files to change, with a hash of each as it was measured."""
     diff: str = ""
+    """For `git apply`. Bytes that aren't UTF-8 are U+FFFD here, and as they are in `change.diff`."""
     numerics: bool = False
     """Whether what changes numerics was tried, too."""
     spent_s: float = 0.0

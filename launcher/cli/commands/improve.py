@@ -190,6 +190,8 @@ def finished(
         from gpurun.launcher.improve.improve import run_improve
         from gpurun.launcher.run.job import Output
         from gpurun.launcher.run.open import load_invocation, new_directory
+        from gpurun.launcher.rundir.files import write_bytes
+        from gpurun.launcher.rundir.paths import LATEST
 
         gc.enable()
         invocation = given()
@@ -206,6 +208,8 @@ def finished(
 
         options = (allows_others, numerics, began_s)
         found, error = run_improve(pools, invocation, budget_s, path, output, say, *options)
+        if not (resume or out):
+            write_bytes(path.parent / LATEST, f"{path.name}\n".encode())
         return found, path, error
 
 

@@ -185,14 +185,15 @@ def programs_of(name: str) -> list[str]:
 
 
 @click.command()
-def schema() -> None:
-    """Print the JSON Schema of job files, for editors.
+@click.argument("of", type=click.Choice(("job", "improve")), default="job", metavar="[job|improve]")
+def schema(of: str) -> None:
+    """Print the JSON Schema of job files, for editors; or of what `gpurun improve --json` prints.
 
     Example: gpurun schema > job.schema.json
     """
-    from gpurun.launcher.jobfile.schema import job_schema
+    from gpurun.launcher.jobfile.schema import improvement_schema, job_schema
 
-    show_json(job_schema())
+    show_json(job_schema() if of == "job" else improvement_schema())
 
 
 @click.command()

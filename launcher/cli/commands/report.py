@@ -14,7 +14,7 @@ from gpurun.launcher.cli.options import (
     json_option,
     run_argument,
 )
-from gpurun.launcher.cli.output import print_comparison, say_if_large, warn
+from gpurun.launcher.cli.output import print_comparison, say_if_large, show_json, warn
 from gpurun.launcher.errors import MachineError, Problem, SpecError, no_directory
 
 
@@ -132,7 +132,7 @@ def report(
     """
     from gpurun.launcher.compare.build import compare_run
     from gpurun.launcher.jobfile.yaml.describe import near_or_all
-    from gpurun.launcher.run.find import find_run
+    from gpurun.launcher.run.find import find_run, search_directory
 
     names = ["json"] if as_json else [name.strip() for name in formats.split(",")]
     for name in names:
@@ -140,6 +140,9 @@ def report(
             raise SpecError(f"--format {name}: {near_or_all(name, FORMATS, 'formats')}")
     if output is not None:
         check_output(output, names)
+    if names in (["table"], ["json"]) and (search := search_directory(run)) is not None:
+        show_search(search, as_json=names == ["json"])
+        return
     found = find_run(run)
     say_if_large(found)
     comparison = compare_run(found)
@@ -154,6 +157,21 @@ def report(
             problems += error.problems
     if problems:
         raise MachineError(*problems)
+
+
+def show_search(search: Path, as_json: bool) -> None:
+    """What a search of `gpurun improve` has found, as that command shows it."""
+    from gpurun.launcher.report.terminal.improve import improve_lines
+    from gpurun.launcher.rundir.files import read_json
+    from gpurun.launcher.rundir.improvement import Improvement
+    from gpurun.launcher.rundir.paths import IMPROVEMENT, places_of
+    from gpurun.launcher.rundir.store import source_of
+
+    found = read_json(search / IMPROVEMENT, Improvement, places_of((search,)))
+    if as_json:
+        show_json({"improve": found})
+    else:
+        click.echo("\n".join(improve_lines(found, str(source_of(search)))))
 
 
 def check_output(output: Path, formats: Sequence[str]) -> None:

@@ -1,5 +1,6 @@
 """How a search goes on from what its runs say; the runs are stand-ins with known times."""
 
+import json
 import re
 import subprocess
 import time
@@ -10,8 +11,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from click.testing import CliRunner
 
-from gpurun.launcher.cli.commands.improve import apply
+from gpurun.launcher.cli.commands.improve import apply, given_by
+from gpurun.launcher.cli.commands.report import report
 from gpurun.launcher.compare.model import Difference
 from gpurun.launcher.errors import Interrupted, SpecError
 from gpurun.launcher.improve.improve import (
@@ -25,8 +28,9 @@ from gpurun.launcher.improve.improve import (
 from gpurun.launcher.improve.stages import BETWEEN_S, RemedySearch, Stage
 from gpurun.launcher.improve.trials import fitting, num_likely, place_of
 from gpurun.launcher.report.terminal.improve import answer, improve_lines, time_text
+from gpurun.launcher.run.find import find_run
 from gpurun.launcher.run.job import Output
-from gpurun.launcher.run.open import Invocation
+from gpurun.launcher.run.open import Invocation, load_invocation
 from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.improvement import (
     NO_TIME,
@@ -634,3 +638,41 @@ def test_an_interval_is_printed_in_one_way(tmp_path: Path) -> None:
     assert "−46 % (−55 to −35)" in lines[-1]
     assert time_text(replace(row, percent=-40.0, ci=(-69.0, 1.0))) == "−40 % (−69 to +1)"
     assert time_text(replace(row, percent=173.0, ci=(62.0, 384.0))) == "+173 % (+62 to +384)"
+
+
+@pytest.mark.parametrize(("more", "overrides"), [("", ()), ("budget: 60s\n", ()), ("", ("budget=60s",))])
+def test_a_job_with_a_budget_of_its_own_is_measured_in_the_time_of_the_search(
+    tmp_path: Path, more: str, overrides: tuple[str, ...]
+) -> None:
+    (tmp_path / "job.yaml").write_text(JOB + more)
+    search = object.__new__(RemedySearch)
+    given = Invocation(tmp_path / "job.yaml", overrides)
+    search.spec = load_invocation(given)
+    given = replace(given, overrides=(*overrides, *search.size(2, 20)))
+    assert load_invocation(given).steps.launches == 2
+
+
+def test_a_report_of_a_search_is_its_answer(tmp_path: Path) -> None:
+    """Also by `latest`; of what else it might be asked for, its runs are named."""
+    place = tmp_path / "runs/1"
+    found = Improvement(SCHEMA, "train.py", 60.0, why="it computes", complete=True)
+    write_json(place / "improve.json", found)
+    (place.parent / "latest").write_text("1\n")
+    for path in (place, place.parent, place.parent / "latest"):
+        shown = CliRunner().invoke(report, [str(path)])
+        assert shown.stdout.splitlines() == improve_lines(found, str(place))
+        read = json.loads(CliRunner().invoke(report, [str(path), "--json"]).stdout)["improve"]
+        assert (read["why"], read["schema"]) == ("it computes", SCHEMA)
+    (place / "1-original").mkdir()
+    (place / "1-original/plan.json").write_text("{}")
+    with pytest.raises(SpecError, match=r"is a search, not a run: .*; its runs are in it: 1-original"):
+        find_run(place)
+
+
+def test_where_no_search_is_none_is_resumed(tmp_path: Path) -> None:
+    given = given_by((), None, "auto", (), tmp_path)
+    with pytest.raises(SpecError, match=f"no search of `gpurun improve` is in {tmp_path}"):
+        given()
+    (tmp_path / "improve.json").write_text("{}")
+    with pytest.raises(SpecError, match="ended before its first launch"):
+        given()

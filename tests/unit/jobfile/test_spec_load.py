@@ -3,6 +3,7 @@
 import errno
 import json
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile import values
 from gpurun.launcher.jobfile.load import load_job
 from gpurun.launcher.jobfile.model import SECTIONS, JobSpec
-from gpurun.launcher.jobfile.schema import job_reference, job_schema, job_template
+from gpurun.launcher.jobfile.schema import improvement_schema, job_reference, job_schema, job_template
 from gpurun.launcher.jobfile.section import Section
 from gpurun.launcher.jobfile.yaml.tree import Source, Unreadable, override_source, parse_source, read_source
+from gpurun.launcher.rundir.improvement import Improvement
 from tests.wording import Wording
 
 SMALL = "workload: gpt\nglobal_batch: 64\n"
@@ -461,3 +463,12 @@ def test_the_template_is_a_job(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.yaml")), ids=lambda path: path.name)
 def test_every_example_is_a_job(path: Path) -> None:
     load_job(path)
+
+
+def test_the_schema_of_improvements_describes_their_json() -> None:
+    schema = improvement_schema()
+    assert schema["properties"] == {"improve": {"$ref": "#/$defs/Improvement"}}
+    part = schema["$defs"]["Improvement"]["properties"]
+    assert {*part} == {each.name for each in fields(Improvement)}
+    assert len(part["diff"]["description"]) > 10
+    assert "kept" in schema["$defs"]["RemedyResult"]["properties"]["verdict"]["enum"]

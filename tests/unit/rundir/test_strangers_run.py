@@ -354,7 +354,7 @@ def test_a_pointer_to_the_newest_run_may_hold_anything(run: RunDir) -> None:
         find_run(pointer)
     pointer.unlink()
     (run.path.parent / "improve.json").write_text("{}")
-    with pytest.raises(SpecError, match=r"is a search, not a run: `gpurun improve --resume .*` shows"):
+    with pytest.raises(SpecError, match=r"is a search, not a run: `gpurun report .*` shows what it found"):
         find_run(run.path.parent)
 
 
