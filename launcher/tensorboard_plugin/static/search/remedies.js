@@ -35,7 +35,7 @@ function remediesTable(remedies) {
       { 'data-remedy': code },
       el('td', {}, wholeWords(code)),
       el('td', { class: 'c-forest' }, forestRow(drawn[index], axis)),
-      el('td', { class: 'right' }, ci ? percent(value) : ''),
+      el('td', { class: 'right' }, value == null || !ci ? '' : percent(value)),
       el('td', { class: 'right muted' }, interval(ci)),
       el('td', { class: verdict === 'kept' ? 'faster' : 'muted' }, verdict),
       el('td', { class: 'roomy' }, wholeWords(place)),
@@ -57,6 +57,6 @@ function remediesTable(remedies) {
 
 /** @param {RemedyResult} remedy @returns {DrawnDifference | null} */
 function difference({ verdict, percent: value, ci }) {
-  if (!ci) return null; // of trials, of which nothing is claimed
+  if (value == null || !ci) return null; // of trials, of which nothing is claimed
   return { percent: value, ci, verdict: verdict === 'kept' ? 'faster' : verdict === 'slower' ? 'slower' : 'inconclusive' };
 }
