@@ -486,7 +486,9 @@ def judged(
         change = last.against_first[without]
         verdict = VERDICTS.get(change.verdict, "undecided")
         gain = gain_of(change)
-        kept = tried[row.code].why if row.remedy.cost else row.remedy.caveat.format(steps)
+        known = tried[row.code].why
+        known = known if row.remedy.cost or known == OTHER_NUMBERS else ""
+        kept = "; ".join(filter(None, (known, row.remedy.caveat.format(steps))))
         found[row.code] = replace(
             base,
             verdict=verdict,

@@ -141,7 +141,7 @@ _DATA = "https://docs.pytorch.org/docs/stable/data.html"
 _DDP = "https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"
 _OPTIM = "https://docs.pytorch.org/docs/stable/optim.html"
 
-_COPIES = "same losses in {0} steps; workers don't see what the program changes in its dataset later"
+_COPIES = "same data in {0} steps; workers don't see what the program changes in its dataset later"
 _TUNING = "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
 
 REMEDIES: tuple[Remedy, ...] = (

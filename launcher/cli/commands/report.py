@@ -116,7 +116,7 @@ def keep_if_other(comparison: Any, run: Any) -> None:
 def report(
     run: Path, formats: str, as_json: bool, details: bool, with_host: bool, output: Path | None
 ) -> None:
-    """Show the results of a run again, without running anything.
+    """Show the results of a run or a search again, without running anything.
 
     With --details, show all that was found, by variant; if an uneven split is ahead, also the code to use it
     in a training script.

@@ -240,7 +240,7 @@ def test_what_later_steps_may_break_is_said_with_the_number_of_steps_that_were_s
     assert kept.why == f"no parameter was unused in {steps} steps: a later step that leaves some out fails"
     assert found.notes == (f"{UNUSED}: {kept.why}",)
     (kept,) = searched_job(StandIn(times={"workers: 2": 0.7}), tmp_path).kept
-    assert kept.why.startswith("same losses in ")
+    assert kept.why.startswith("same data in ")
 
 
 def test_what_the_launches_leave_open_has_a_reason(tmp_path: Path) -> None:
@@ -333,7 +333,9 @@ def test_other_random_numbers_are_shown_by_seeded_steps(
     tmp_path: Path, seeded: tuple[float, ...], allows: bool, expected: str
 ) -> None:
     program = StandIn(times={WORKERS: 0.7}, losses={WORKERS: OTHERS}, seeded={WORKERS: seeded})
-    assert verdict(searched(program, tmp_path, allows=allows), WORKERS) == expected
+    found = searched(program, tmp_path, allows=allows)
+    assert verdict(found, WORKERS) == expected
+    assert all(each.why.startswith("it draws other random numbers; same data in ") for each in found.kept)
 
 
 def test_without_time_to_prove_anything_the_budget_that_would_do_is_named(tmp_path: Path) -> None:
