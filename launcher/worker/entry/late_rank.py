@@ -17,7 +17,12 @@ from gpurun.launcher.rundir.files import RunDir, append_lines, read_json
 from gpurun.launcher.rundir.records import Event, ProgramConfig
 from gpurun.launcher.worker.entry.zygote import make_collectives_observable
 from gpurun.launcher.worker.program.import_time import TORCH, AfterImport
-from gpurun.launcher.worker.program.run_program import run_program, watched_exit, with_own_directory
+from gpurun.launcher.worker.program.run_program import (
+    end_child,
+    run_program,
+    watched_exit,
+    with_own_directory,
+)
 
 if TYPE_CHECKING:
     from gpurun.launcher.worker.program.program_rank import ProgramRank
@@ -53,6 +58,8 @@ def main(argv: Sequence[str]) -> NoReturn:
             run_program(config)
     except BaseException as error:
         if os.getpid() != pid:
-            raise  # a child of the program ends as under Python itself
+            end_child(error)
         code = observed().report_failure(error)
+    if os.getpid() != pid:
+        end_child(None)
     observed().end(code)

@@ -1,22 +1,17 @@
 """The body of a rank that runs a program unchanged, with its steps observed and timed from outside."""
 
-import atexit
 import ctypes
 import functools
-import gc
 import importlib
 import importlib.machinery
-import io
 import multiprocessing
 import os
-import signal
 import socket
 import sys
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
@@ -31,7 +26,7 @@ from gpurun.launcher import stepping
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.findings.finding import reason
 from gpurun.launcher.findings.run_cases import OWN_PROCESSES
-from gpurun.launcher.inspect.stacks import code_hashes, is_users
+from gpurun.launcher.inspect.stacks import code_hashes
 from gpurun.launcher.machine.accelerators import CPU, accelerator_of, gpu_kinds
 from gpurun.launcher.processes.import_variables import changed, may_set, set_by
 from gpurun.launcher.rundir.files import RunDir, append_lines, keep_lines, read_json, write_json
@@ -52,7 +47,7 @@ from gpurun.launcher.units import listed
 from gpurun.launcher.worker.accelerators.clock import Stamps
 from gpurun.launcher.worker.accelerators.runtime import runtime_of, used_runtime
 from gpurun.launcher.worker.base.blas import set_blas_threads, wanted_threads
-from gpurun.launcher.worker.base.exit import exit_code, finish, print_to_log
+from gpurun.launcher.worker.base.exit import finish, print_to_log
 from gpurun.launcher.worker.base.failure import record_failure
 from gpurun.launcher.worker.base.preload import IMPORTED_WITH, PRELOADED
 from gpurun.launcher.worker.base.process_group import await_port, stay_on_this_machine
@@ -63,7 +58,10 @@ from gpurun.launcher.worker.program.import_time import TORCH, Beginning, HiddenP
 from gpurun.launcher.worker.program.observed import Observer
 from gpurun.launcher.worker.program.own_profilers import OwnProfilers
 from gpurun.launcher.worker.program.run_program import (
+    end_child,
+    end_program,
     run_program,
+    shown,
     users_frames,
     watched_exit,
     with_own_directory,
@@ -424,8 +422,8 @@ class ProgramRank:
         finally:
             torch_alone.show()
             others.show()
-        script, is_first = self.config.script, self.rank == 0 and os.getpid() == self.pid
-        if code == 0 and is_first and script is not None and beginning is not None:
+        script = self.config.script
+        if code == 0 and self.rank == 0 and script is not None and beginning is not None:
             remember(script, imported, beginning.env)
         return code
 
@@ -435,18 +433,18 @@ class ProgramRank:
             run_program(self.config)
         except BaseException as error:
             if os.getpid() != self.pid:
-                raise  # a child of the program ends as under Python itself
+                end_child(error)
             return self.report_failure(error)
+        if os.getpid() != self.pid:
+            end_child(None)
         return 0
 
     def report_failure(self, error: BaseException) -> int:
         """Prints why the program ended as Python does; a failure is recorded first."""
         error = error.with_traceback(users_frames(error))
-        if isinstance(error, SystemExit) and error.code in (None, 0):
-            return 0
-        if isinstance(error, KeyboardInterrupt):
-            sys.excepthook(type(error), error, error.__traceback__)
-            return -signal.SIGINT
+        is_good = isinstance(error, SystemExit) and error.code in (None, 0)
+        if is_good or isinstance(error, KeyboardInterrupt):
+            return shown(error)
         if self.ran_twice:
             sets = f"what is above `import torch` ran twice, since it sets {listed(self.set_before)}"
             print_to_log(f"gpurun: {sets}{next_time(self.config)}")
@@ -454,10 +452,7 @@ class ProgramRank:
             record_failure(self.run, self.config.launch, self.rank, self.config.variant, "run", error)
         except MachineError as unwritable:
             print_to_log(str(unwritable))
-        if isinstance(error, SystemExit):
-            return exit_code(error)
-        sys.excepthook(type(error), error, error.__traceback__)
-        return 1
+        return shown(error)
 
     def end_at_limit(self) -> None:
         """Ends the program in the middle, once all ranks have come as far: none loses its peer in a step."""
@@ -739,52 +734,3 @@ def watch_skipped_steps(recorder: StepRecorder) -> Callable[[], None]:
 
     scaler.step = step  # type: ignore[method-assign]
     return lambda: setattr(scaler, "step", original)
-
-
-def end_program() -> None:
-    """Does what the interpreter does when a program has ended, as far as the program can observe it.
-
-    Waits for threads, calls exit handlers and destructors of the program's own classes, and completes files
-    that were left open, archives too; it does not run torch's destructors, in which gloo's threads abort now
-    and then.
-    """
-    with suppress(Exception):
-        threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    # The server's own objects are frozen, so that only the program's are found.
-    found = gc.get_objects()
-    _destroy(filter(_is_own, found))
-    _flush(found)
-    _destroy(filter(_is_archive, found))
-    _flush(found)
-
-
-def _destroy(found: Iterable[Any]) -> None:
-    for each in found:
-        with suppress(Exception):
-            type(each).__del__(each)
-
-
-def _flush(found: Iterable[Any]) -> None:
-    for each in found:
-        # By its type: `isinstance` asks a weak reference's proxy for the class of what may be gone.
-        if issubclass(type(each), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)):
-            with suppress(Exception):
-                each.flush()
-
-
-_ARCHIVES = frozenset({"gzip", "bz2", "lzma", "zipfile", "tarfile", "tempfile"})
-"""Modules of the standard library whose objects write, or remove, something when they are destroyed."""
-
-
-def _is_own(found: object) -> bool:
-    """Whether it has a destructor that the program's own code defines."""
-    kind = type(found)
-    if not hasattr(kind, "__del__"):
-        return False
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return isinstance(file, str) and is_users(file)
-
-
-def _is_archive(found: object) -> bool:
-    return type(found).__module__ in _ARCHIVES and hasattr(type(found), "__del__")

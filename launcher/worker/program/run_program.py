@@ -1,22 +1,28 @@
 """Runs a program as Python does; what a rank needs for that before torch is imported."""
 
+import atexit
 import builtins
+import gc
 import importlib.machinery
 import io
 import os
 import runpy
+import signal
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import CodeType, ModuleType, TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import gpurun
+from gpurun.launcher.inspect.stacks import is_users
 from gpurun.launcher.machine.landlock import can_restrict_writes, restrict_writes
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.launch_writes import stated_caches, writable_places
 from gpurun.launcher.rundir.records import ProgramConfig
+from gpurun.launcher.worker.base.exit import exit_code, finish
 
 
 def with_own_directory(config: ProgramConfig, run: RunDir) -> ProgramConfig:
@@ -117,6 +123,70 @@ def read_code(path: str) -> CodeType:
     """The compiled file; `io.open_code` and no inherited flags, as the interpreter does it."""
     with io.open_code(path) as file:
         return compile(file.read(), path, "exec", dont_inherit=True)
+
+
+def shown(error: BaseException) -> int:
+    """The exit code of a program that has ended by this error, after showing it as Python does."""
+    if isinstance(error, SystemExit):
+        return exit_code(error)
+    sys.excepthook(type(error), error, error.__traceback__)
+    return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+
+
+def end_child(error: BaseException | None) -> NoReturn:
+    """Ends a process that the program has forked, as Python does; nothing of the rank is recorded there."""
+    code = 0 if error is None else shown(error.with_traceback(users_frames(error)))
+    end_program()
+    finish(code)
+
+
+def end_program() -> None:
+    """Does what the interpreter does when a program has ended, as far as the program can observe it.
+
+    Waits for threads, calls exit handlers and destructors of the program's own classes, and completes files
+    that were left open, archives too; it does not run torch's destructors, in which gloo's threads abort now
+    and then.
+    """
+    with suppress(Exception):
+        threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    # The server's own objects are frozen, so that only the program's are found.
+    found = gc.get_objects()
+    _destroy(filter(_is_own, found))
+    _flush(found)
+    _destroy(filter(_is_archive, found))
+    _flush(found)
+
+
+def _destroy(found: Iterable[Any]) -> None:
+    for each in found:
+        with suppress(Exception):
+            type(each).__del__(each)
+
+
+def _flush(found: Iterable[Any]) -> None:
+    for each in found:
+        # By its type: `isinstance` asks a weak reference's proxy for the class of what may be gone.
+        if issubclass(type(each), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)):
+            with suppress(Exception):
+                each.flush()
+
+
+_ARCHIVES = frozenset({"gzip", "bz2", "lzma", "zipfile", "tarfile", "tempfile"})
+"""Modules of the standard library whose objects write, or remove, something when they are destroyed."""
+
+
+def _is_own(found: object) -> bool:
+    """Whether it has a destructor that the program's own code defines."""
+    kind = type(found)
+    if not hasattr(kind, "__del__"):
+        return False
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return isinstance(file, str) and is_users(file)
+
+
+def _is_archive(found: object) -> bool:
+    return type(found).__module__ in _ARCHIVES and hasattr(type(found), "__del__")
 
 
 def users_frames(error: BaseException) -> TracebackType | None:
