@@ -19,13 +19,6 @@ NEXT_WINDOW_STEPS = 3
 takes as long as later ones."""
 MAX_WARMUP_STEPS = 30
 """After so many steps a variant counts as warm, steady or not; the result has a note then."""
-TOLERANCE = 0.02
-
-MEDIANS_ERROR_PER_DEVIATION = {WINDOW_STEPS: 1.32, NEXT_WINDOW_STEPS: 2.84}
-"""Standard error of the difference between two windows' medians, by their length, per median absolute
-deviation of their steps from their own medians, for normal noise (400,000 simulated warm-ups). Of short
-windows it is so much that noise alone is as often (14 %) taken for a warm-up that isn't over."""
-
 ROUNDS = 3
 """Rounds of a launch while no scatter is known: fewer say little about it."""
 
@@ -52,23 +45,6 @@ MAX_KEPT_STEPS = MAX_KEPT_ROUNDS * WINDOW_STEPS
 all."""
 MAX_LATE_EVENTS = 10_000
 """The limit of a rank of a workload: after so many more, those of rounds that aren't kept are removed."""
-
-
-def is_steady(step_ns: Sequence[int], minimum: int, window: int = WINDOW_STEPS) -> bool:
-    """Whether the medians of the last two windows of steps agree within 2 % or two standard errors.
-
-    False before `minimum` steps (and before two windows). The spread is taken from absolute deviations, so
-    that a single slow step, such as a recompilation, doesn't hide a difference.
-    """
-    if len(step_ns) < max(minimum, 2 * window):
-        return False
-    from statistics import median
-
-    before, last = step_ns[-2 * window : -window], step_ns[-window:]
-    median_before, median_last = median(before), median(last)
-    deviations = [abs(step - median_before) for step in before] + [abs(step - median_last) for step in last]
-    standard_error = MEDIANS_ERROR_PER_DEVIATION[window] * median(deviations)
-    return abs(median_last - median_before) <= max(TOLERANCE * median_before, 2 * standard_error)
 
 
 def block_steps(step_ns: Sequence[int], block_ms: float) -> int:

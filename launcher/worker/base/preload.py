@@ -30,6 +30,8 @@ A program has them all once it imports one of them: which has imported which isn
 """
 IMPORTED_WITH: dict[str, str] = {}
 """Variables with which torch was imported here, and that ranks don't have until their program sets them."""
+WITH_TORCH: set[str] = set()
+"""What was there once torch had been imported, by its first name; empty where that isn't known."""
 _GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
 
@@ -48,6 +50,11 @@ def preload_packages(modules: Sequence[str]) -> None:
     PRELOADED.update(name for name in sys.modules.keys() - before if "." not in name)
     with contextlib.suppress(OSError, MachineError):
         write_json(_place(), known)
+
+
+def note_what_torch_imports() -> None:
+    """To be called when torch has been imported, and nothing else that it doesn't need."""
+    WITH_TORCH.update(name for name in sys.modules if "." not in name)
 
 
 def import_all(names: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from gpurun.launcher.rundir.control import ControlDir
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_json
 from gpurun.launcher.rundir.records import Event, ProgramConfig
 from gpurun.launcher.worker.entry.zygote import make_collectives_observable
-from gpurun.launcher.worker.program.import_time import TORCH, AfterImport
+from gpurun.launcher.worker.program.import_time import OWN_MODULES, TORCH, AfterImport, OwnModules
 from gpurun.launcher.worker.program.run_program import (
     end_child,
     run_program,
@@ -35,14 +35,15 @@ def main(argv: Sequence[str]) -> NoReturn:
     config = with_own_directory(config, run)
     if rank == 0:
         append_lines(run.events(config.launch), [Event.now("run", config.variant, 0)])
-    before = dict(os.environ)
+    before, own = dict(os.environ), OwnModules(OWN_MODULES)
 
     @functools.cache
     def observed() -> "ProgramRank":
         names = changed(before, os.environ)
         if hook in sys.meta_path:
             sys.meta_path.remove(hook)
-        from gpurun.launcher.worker.program import program_rank  # imports torch, if the program hasn't
+        with own.shown():
+            from gpurun.launcher.worker.program import program_rank  # imports torch, if the program hasn't
 
         with suppress(OSError), ControlDir(run.control(config.launch)) as control:
             make_collectives_observable(control, rank)
@@ -52,6 +53,7 @@ def main(argv: Sequence[str]) -> NoReturn:
 
     hook = AfterImport(TORCH, lambda: observed() if os.getpid() == pid else None)
     sys.meta_path.insert(0, hook)
+    own.hide()
     code = 0
     try:
         with watched_exit(pid, lambda status: observed().close(status)):

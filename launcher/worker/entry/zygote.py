@@ -50,7 +50,7 @@ from gpurun.launcher.processes.protocol import (
 from gpurun.launcher.rundir.control import STACKS_SIGNAL, ControlDir, make_directory, socket_name, stacks_name
 from gpurun.launcher.worker.base.blas import BLAS_THREADS
 from gpurun.launcher.worker.base.exit import exit_code, finish, print_to_log
-from gpurun.launcher.worker.base.preload import IMPORTED_WITH, preload_packages
+from gpurun.launcher.worker.base.preload import IMPORTED_WITH, note_what_torch_imports, preload_packages
 
 ASK_THE_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
@@ -129,8 +129,11 @@ class ForkServer:
                 preload_packages(modules)
                 return
             for module in modules:
+                is_torch = module == "torch" and module not in sys.modules
                 try:
                     importlib.import_module(module)
+                    if is_torch:
+                        note_what_torch_imports()
                 except BaseException as error:
                     self._channel.send(ImportFailed(module, f"{type(error).__name__}: {error}"))
                     raise

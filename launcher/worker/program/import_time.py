@@ -12,10 +12,12 @@ what it did before is done twice.
 """
 
 import json
+import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -42,6 +44,8 @@ class HiddenPackages(MetaPathFinder, Loader):
     """Called then, before the program has it."""
     are_valid: Callable[[], bool] = lambda: True
     """Whether the program is to have what is hidden, and not to import it itself."""
+    on_show: Callable[[], object] = lambda: None
+    """Called once they are no longer hidden."""
     _hidden: dict[str, ModuleType] = field(default_factory=dict)
     """The modules, by their names."""
     _specs: dict[str, ModuleSpec | None] = field(default_factory=dict)
@@ -49,7 +53,7 @@ class HiddenPackages(MetaPathFinder, Loader):
     def hide(self) -> None:
         """Hides the packages and all of their modules."""
         for name, module in list(sys.modules.items()):
-            if name.partition(".")[0] in self.packages:
+            if top_of(name) in self.packages:
                 self._hidden[name] = sys.modules.pop(name, module)
         sys.meta_path.insert(0, self)
 
@@ -57,6 +61,7 @@ class HiddenPackages(MetaPathFinder, Loader):
         """Undoes that; does nothing the second time."""
         sys.modules.update(self._hidden)
         self.forget()
+        self.on_show()
 
     def forget(self) -> None:
         """Leaves it to the program to import them."""
@@ -88,6 +93,107 @@ class HiddenPackages(MetaPathFinder, Loader):
         """Nothing is left to do but what importlib expects."""
         module.__spec__ = self._specs.pop(module.__name__)
         self.show()
+
+
+OWN_MODULES = frozenset(
+    {
+        *("_decimal", "_statistics", "_sysconfigdata__linux_x86_64-linux-gnu", "decimal", "faulthandler"),
+        *("fractions", "hmac", "msgspec", "resource", "secrets", "shlex", "statistics", "sysconfig", "yaml"),
+    }
+)
+"""Modules that gpurun needs, and neither Python nor torch: a program may have others by these names."""
+
+
+class OwnModules(HiddenPackages):
+    """Modules of gpurun's that the program gets, each alone, if it would have imported the same file."""
+
+    def hide(self) -> None:
+        """Hides them, which remain what gpurun's own modules have imported."""
+        super().hide()
+        self._own, self._path = dict(self._hidden), sys.path[:]
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Finds one that the other finders would find in the same file."""
+        if name not in self.packages or name not in self._hidden:
+            return None
+        known = self._hidden[name].__spec__
+        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        found = next((spec for spec in others if spec is not None), None)
+        if found is None or known is None or found.origin != known.origin:
+            return None
+        return super().find_spec(name, path, target)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Shows this one with all that is in it."""
+        module.__spec__ = self._specs.pop(module.__name__)
+        package = module.__name__
+        for name in [name for name in self._hidden if top_of(name) == package]:
+            sys.modules[name] = self._hidden.pop(name)
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Within it, gpurun's own modules import these, and not what the program has by their names."""
+        programs, path = self._take(), sys.path[:]
+        sys.modules.update(self._own)
+        sys.path[:] = self._path
+        try:
+            yield
+        finally:
+            sys.path[:] = path
+            self._own.update(self._take())
+            self._hidden = {name: module for name, module in self._own.items() if name not in programs}
+            sys.modules.update(programs)
+
+    def _take(self) -> dict[str, ModuleType]:
+        """The modules by these names, which are no longer there."""
+        names = [name for name in sys.modules if top_of(name) in self.packages]
+        return {name: sys.modules.pop(name) for name in names}
+
+
+class HiddenLoggers(dict[str, Any]):
+    """The loggers of this process, without those that exist since packages are imported early.
+
+    Who asks for one by its name gets it. `logging.config` disables all loggers that it lists.
+    """
+
+    def __init__(self) -> None:
+        manager = logging.root.manager
+        super().__init__(manager.loggerDict)
+        self._hidden = set(manager.loggerDict)
+        manager.loggerDict = self
+
+    def reveal(self, is_meant: Callable[[str], bool]) -> None:
+        """Lists these loggers from now on."""
+        self._hidden = {name for name in self._hidden if not is_meant(name)}
+        logging.root.manager._clear_cache()  # type: ignore[attr-defined]
+
+    def __contains__(self, name: object) -> bool:
+        if name in self._hidden:
+            self.reveal(lambda other: other == name)
+        return super().__contains__(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in super().__iter__() if name not in self._hidden)
+
+    def __len__(self) -> int:
+        return super().__len__() - len(self._hidden)
+
+    def keys(self) -> Any:
+        """The names."""
+        return dict.fromkeys(self).keys()
+
+    def items(self) -> Any:
+        """The names with their loggers."""
+        return {name: self[name] for name in self}.items()
+
+    def values(self) -> Any:
+        """The loggers."""
+        return {name: self[name] for name in self}.values()
+
+
+def top_of(module: str) -> str:
+    """The package that a module belongs to."""
+    return module.partition(".")[0]
 
 
 @dataclass(eq=False)

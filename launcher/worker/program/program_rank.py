@@ -11,7 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
@@ -49,12 +49,20 @@ from gpurun.launcher.worker.accelerators.runtime import runtime_of, used_runtime
 from gpurun.launcher.worker.base.blas import set_blas_threads, wanted_threads
 from gpurun.launcher.worker.base.exit import finish, print_to_log
 from gpurun.launcher.worker.base.failure import record_failure
-from gpurun.launcher.worker.base.preload import IMPORTED_WITH, PRELOADED
+from gpurun.launcher.worker.base.preload import IMPORTED_WITH, PRELOADED, WITH_TORCH
 from gpurun.launcher.worker.base.process_group import await_port, stay_on_this_machine
 from gpurun.launcher.worker.base.seeding import seed
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.profiling import StepCapture, StepTracer, open_block
-from gpurun.launcher.worker.program.import_time import TORCH, Beginning, HiddenPackages
+from gpurun.launcher.worker.program.import_time import (
+    OWN_MODULES,
+    TORCH,
+    Beginning,
+    HiddenLoggers,
+    HiddenPackages,
+    OwnModules,
+    top_of,
+)
 from gpurun.launcher.worker.program.observed import Observer
 from gpurun.launcher.worker.program.own_profilers import OwnProfilers
 from gpurun.launcher.worker.program.run_program import (
@@ -409,12 +417,16 @@ class ProgramRank:
         """Runs the program to its end, whatever that is; the exit code."""
         beginning = self.beginning
         torch_alone, others = HiddenPackages({TORCH}), HiddenPackages(PRELOADED)
+        own, loggers = OwnModules(own_modules(self.config) - PRELOADED), HiddenLoggers()
+        torch_alone.on_show = lambda: loggers.reveal(lambda name: top_of(name) not in PRELOADED)
+        others.on_show = lambda: loggers.reveal(lambda name: top_of(name) in PRELOADED)
         if beginning is not None:
             torch_alone.on_import = beginning.begin_anew_if_changed
             others.are_valid = beginning.is_unchanged
-        before = {name for name in sys.modules if name.partition(".")[0] not in PRELOADED}
+        before = {name for name in sys.modules if top_of(name) not in PRELOADED}
         torch_alone.hide()
         others.hide()
+        own.hide()
         try:
             with watched_exit(self.pid, self.close):
                 code = self.run_program()
@@ -597,6 +609,17 @@ def begin_with(config: ProgramConfig, argv: Sequence[str], control: str) -> dict
 def is_seeded(config: ProgramConfig) -> bool:
     """Whether random numbers are seeded before the program's first line, for which torch is imported."""
     return config.seeds_steps or config.seed is not None
+
+
+def own_modules(config: ProgramConfig) -> set[str]:
+    """The modules here that the program may have by the same names, and torch alone doesn't import."""
+    directory = os.path.dirname(os.path.realpath(config.script)) if config.script else os.getcwd()
+    found = {*OWN_MODULES}
+    if WITH_TORCH:
+        with suppress(OSError):
+            beside = {name.partition(".")[0] for name in os.listdir(directory)}
+            found |= (beside & sys.modules.keys()) - WITH_TORCH - {"gpurun", "__main__"}
+    return found
 
 
 def next_time(config: ProgramConfig) -> str:

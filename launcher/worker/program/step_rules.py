@@ -13,11 +13,11 @@ from gpurun.launcher.rundir.files import RoundSample
 from gpurun.launcher.rundir.records import Kind, StepRecord
 from gpurun.launcher.stats.schedule import (
     WINDOW_STEPS,
-    is_steady,
     unsteady_text,
     warmup_maximum,
     warmup_minimum,
 )
+from gpurun.launcher.stats.warmup import is_steady
 
 TAKEOVER_CALLS = 100
 """Calls of other optimizers without one of the current optimizer, after which another sets the boundaries."""

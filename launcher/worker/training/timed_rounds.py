@@ -21,12 +21,12 @@ from gpurun.launcher.stats.schedule import (
     WINDOW_STEPS,
     ablation_steps,
     block_steps,
-    is_steady,
     shuffled,
     unsteady_text,
     warmup_maximum,
     warmup_minimum,
 )
+from gpurun.launcher.stats.warmup import is_steady
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.worker.accelerators.clock import Clock, StepTiming, no_garbage_collection
 from gpurun.launcher.worker.accelerators.runtime import runtime_of

@@ -1,9 +1,12 @@
 """What Python itself does for a program: its forked children, modules, loggers and streams."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from gpurun.launcher.worker.program.import_time import OWN_MODULES
 from tests.integration.command import gpurun, write
 
 CHILDREN = """
@@ -31,7 +34,11 @@ CHILDREN = """
 """
 
 
-@pytest.mark.parametrize("above", ["", "import sys, os; os.environ['TORCH_LOGS'] = ''.join(['recompiles'])"])
+SETS_COMPUTED = "os.environ['TORCH_LOGS'] = ','.join(['recompiles'])"
+"""A variable whose value no text shows: the program runs without torch until it imports torch."""
+
+
+@pytest.mark.parametrize("above", ["", SETS_COMPUTED])
 def test_forked_children_end_as_python_ends_them(tmp_path: Path, above: str) -> None:
     write(tmp_path, "train.py", CHILDREN.replace("{above}", above))
     result = gpurun(tmp_path, "torchrun", "train.py").ended(0)
@@ -45,3 +52,119 @@ def test_forked_children_end_as_python_ends_them(tmp_path: Path, above: str) -> 
 
 
 ENDS = {"exit": 3, "text": 1, "raise": 1, "end": 0}
+
+
+SHADOWS = """
+    import os, sys
+    {above}
+    names = {names!r}
+    assert not names & sys.modules.keys(), names & sys.modules.keys()
+    import {first}
+    assert {first}.KEY == "the program's own"
+    import torch
+    for name in names:
+        assert __import__(name).KEY == "the program's own", name
+    import gpurun
+    for _ in range(40):
+        with gpurun.step():
+            torch.ones(100, 100) @ torch.ones(100, 100)
+"""
+
+
+PUBLIC = {name for name in OWN_MODULES if not name.startswith("_")} - {"faulthandler"}
+
+
+@pytest.mark.parametrize(
+    ("above", "names"),
+    [
+        ("", PUBLIC),
+        (SETS_COMPUTED, {"msgspec", "resource", "yaml"}),  # torch's profiler imports the others
+    ],
+)
+def test_modules_of_the_program_are_not_shadowed_by_those_that_gpurun_needs(
+    tmp_path: Path, above: str, names: set[str]
+) -> None:
+    app = tmp_path / "app"
+    app.mkdir()
+    for name in names:
+        (app / f"{name}.py").write_text('KEY = "the program\'s own"\n')
+    filled = SHADOWS.replace("{names!r}", repr(names)).replace("{first}", "yaml")
+    write(app, "train.py", filled.replace("{above}", above))
+    result = gpurun(tmp_path, "run", "app/train.py", "--devices", "cpu:1", "--out", "run").ended(0)
+    assert "no more steps" not in result.err
+    assert result.variant("script-1")["step_ms"] is not None
+    assert "rank0.pt.trace.json.gz" in str(result.variant("script-1")["ranks"])
+
+
+def test_a_program_gets_the_same_module_as_gpurun_where_it_has_none_of_its_own(tmp_path: Path) -> None:
+    text = """
+        import sys, fractions, yaml, resource, faulthandler
+        import gpurun.launcher.rundir.files as ours
+        assert sys.modules["fractions"] is fractions and yaml.nodes is sys.modules["yaml.nodes"]
+        import statistics
+        assert statistics.fmean is ours.fmean and "sysconfig" not in sys.modules
+    """
+    write(tmp_path, "train.py", text)
+    gpurun(tmp_path, "torchrun", "train.py").ended(0)
+
+
+def test_no_other_module_is_there_than_python_and_torch_import(tmp_path: Path) -> None:
+    text = """
+        import sys
+        seen = {name.partition(".")[0] for name in sys.modules}
+        import torch
+        print(*sorted(seen - {"gpurun"} | {name.partition(".")[0] for name in sys.modules} - {"gpurun"}))
+    """
+    write(tmp_path, "train.py", text)
+    plain = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True)
+    there = cold(tmp_path, "torchrun", "train.py").stdout.split()
+    assert {name for name in {*there} - {*plain.stdout.split()} if "cython" not in name} == set()
+
+
+def test_what_an_optimizer_imports_does_not_shadow_modules_of_the_program(tmp_path: Path) -> None:
+    app = tmp_path / "app"
+    app.mkdir()
+    (app / "sympy.py").write_text("KEY = 1\n")
+    said = "open('said', 'a').write(f'{sympy.KEY} {\"torch._dynamo\" in sys.modules} ')"
+    write(app, "train.py", f"import sympy, sys, torch, torch.optim\n{said}\n")
+    cold(tmp_path, "run", "app/train.py", "--devices", "cpu:1", "--set", "steps.launches=2")
+    assert (tmp_path / "said").read_text().endswith("1 True ")
+
+
+def cold(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The program after a command in a new interpreter, which knows what `import torch` imports."""
+    line = [sys.executable, "-m", "gpurun", *words]
+    return subprocess.run(line, cwd=directory, capture_output=True, text=True, check=True)
+
+
+LOGGERS = """
+    import logging.config, sys
+    set_before = logging.getLogger("torch._dynamo")
+    set_before.setLevel(logging.ERROR)
+    print(*sorted(name for name in logging.root.manager.loggerDict if name != "torch"))
+    logging.config.dictConfig(
+        {
+            "version": 1,
+            "handlers": {"h": {"class": "logging.StreamHandler"}},
+            "loggers": {"torch.distributed": {"level": "INFO"}},
+            "root": {"handlers": ["h"], "level": "INFO"},
+        }
+    )
+    import asyncio, torch, torch.distributed
+    loggers = {name: each for name, each in logging.root.manager.loggerDict.items()}
+    print(*sorted(name for name, each in loggers.items() if getattr(each, "disabled", False)))
+    torch.distributed.distributed_c10d.logger.warning("about a group")
+    assert set_before is logging.getLogger("torch._dynamo"), "torch's own"
+    logging.config.dictConfig({"version": 1})
+    print(torch.distributed.distributed_c10d.logger.disabled, logging.getLogger("asyncio").disabled)
+"""
+
+
+def test_loggers_of_torch_are_unknown_until_the_program_imports_it(tmp_path: Path) -> None:
+    """`logging.config` disables the loggers that exist."""
+    write(tmp_path, "train.py", LOGGERS)
+    plain = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True)
+    result = gpurun(tmp_path, "torchrun", "train.py").ended(0)
+    assert result.out == plain.stdout
+    assert plain.stderr.endswith("about a group\n")
+    assert "about a group\n" in result.err

@@ -20,9 +20,9 @@ from gpurun.launcher.stats.schedule import (
     NEXT_WINDOW_STEPS,
     WINDOW_STEPS,
     block_steps,
-    is_steady,
     shuffled,
 )
+from gpurun.launcher.stats.warmup import is_steady
 
 
 @pytest.mark.parametrize(
