@@ -112,11 +112,14 @@ def own_streams() -> "Streams":
         return f"/proc/{os.getpid()}/fd/{fd}" if stat.S_ISREG(mode) or stat.S_ISFIFO(mode) else ""
 
     stdout, reads_terminal = path(1), is_in_foreground(0)
+    in_order = bool(stdout) and os.path.sameopenfile(1, 2)
+    if in_order:
+        stdout = ""  # written by itself, it would be before the line of stderr that came first
     if stdout:
         for fd in (1, 2):  # a rank opens a file anew: else both would write at places of their own
             fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
     stdin = f"/proc/{os.getpid()}/fd/0" if reads_terminal else path(0)
-    return Streams(stdin, stdout, reads_terminal=reads_terminal)
+    return Streams(stdin, stdout, in_order=in_order, reads_terminal=reads_terminal)
 
 
 def _is_one_place() -> bool:

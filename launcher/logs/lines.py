@@ -99,6 +99,12 @@ def is_noise(line: str) -> bool:
     return _NOISE.match(line) is not None
 
 
+def without_noise(text: bytes) -> bytes:
+    """The bytes without such lines; all others as they are."""
+    lines = _ANNOUNCED.sub(b"", text).splitlines(keepends=True)
+    return b"".join(line for line in lines if not is_noise(line.decode("utf-8", "replace")))
+
+
 def plain(text: str) -> str:
     """Whole lines of text without control characters and escape sequences, colours included."""
     return _COLOUR.sub("", clean(text))

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import filterfalse
+from itertools import filterfalse, islice
 from pathlib import Path
 from typing import BinaryIO
 
 from gpurun.launcher.errors import MachineError, SpecError, unreadable
-from gpurun.launcher.logs.lines import MAX_LINE_BYTES, LineReader, is_noise, prefixed
+from gpurun.launcher.logs.lines import MAX_LINE_BYTES, LineReader, is_noise, prefixed, without_noise
 from gpurun.launcher.rundir.claim import read
 from gpurun.launcher.rundir.files import RunDir, open_regular
 from gpurun.launcher.rundir.paths import num_bytes, older_part, rank_files
@@ -25,6 +25,9 @@ MOST_AT_ONCE_BYTES = 1 << 18
 """The most that is shown of one rank at a time; of more, only the end is shown."""
 SHOWN_BYTES = 1 << 16
 REMOVED = b"gpurun: the output before this was removed; a larger `keep` under `logs:` in the job keeps more\n"
+STDOUT_FD = 1
+_MOST_PORTIONS = 64
+"""Read of a log at a time."""
 BAR_EVERY_S = 5.0
 """How often a moving progress bar is shown."""
 
@@ -43,8 +46,21 @@ class LogTail:
     """Whether its lines are the program's stdout, which the command passes through."""
     beginning: str = ""
     """Of each line that is shown, where the command replaces torchrun."""
+    rest: bytes = b""
+    """The beginning of a line that hasn't been passed on yet."""
     asked: int = 0
     """The offset behind the last line that was shown without its end."""
+
+    def read_bytes(self) -> bytes:
+        """What was written since the last call, in portions."""
+        try:
+            with open_regular(self.path, self.within) as file:
+                file.seek(self.offset if self.offset <= file.seek(0, 2) else 0)  # it was rotated
+                portion = file.read(MOST_AT_ONCE_BYTES)
+                self.offset = file.tell()
+        except OSError:
+            return b""
+        return portion
 
     def read(self) -> list[str]:
         """Lines written since the last call; of too many, only the last ones, with a note."""
@@ -87,6 +103,8 @@ class Relay:
     one has failed, without the rank's number; and a failed launch starts again whatever has failed."""
     prompts: bool = False
     """Whether ranks read a terminal: the beginning of a line at which one waits is shown."""
+    as_it_is: bool = False
+    """Whether all that ranks write goes to stdout, at once and byte by byte, but for what is noise."""
     only_local: int | None = None
     """The rank to show of those of this node, counted from 0; `None`: all."""
     _tails: list[LogTail] = field(default_factory=list)
@@ -105,6 +123,7 @@ class Relay:
         Args:
             more: other files of these ranks.
         """
+        self._pass_on(is_last=True)
         self._held, self._bars, self._tails = [], {}, []
         self._logs, self._full = set(logs.values()), set()
         here = sorted(logs) if self.only_local is None else sorted(logs)[self.only_local :][:1]
@@ -125,7 +144,10 @@ class Relay:
     def look(self) -> None:
         """Shows the lines that were held back, and reads the next ones."""
         self._show_held()
+        self._pass_on()
         for tail in self._tails:
+            if self._is_passed_on(tail):
+                continue
             before = tail.offset
             lines = [self._line(tail, line) for line in tail.read()]
             if tail.to_stdout:
@@ -138,6 +160,21 @@ class Relay:
                 self._held.append(self._line(tail, prompt))
         if self.keep_bytes is not None:
             self._rotate(self.keep_bytes)
+
+    def _is_passed_on(self, tail: LogTail) -> bool:
+        return self.as_it_is and tail.path in self._logs
+
+    def _pass_on(self, is_last: bool = False) -> None:
+        """Copies what ranks have written to stdout: lines, and the beginning of one that doesn't go on."""
+        for tail in filter(self._is_passed_on, self._tails):
+            has_grown = False
+            for portion in islice(iter(tail.read_bytes, b""), None if is_last else _MOST_PORTIONS):
+                has_grown = True
+                lines, end, tail.rest = (tail.rest + portion).rpartition(b"\n")
+                _write(without_noise(lines + end))
+            if is_last or not has_grown:
+                _write(without_noise(tail.rest))
+                tail.rest = b""
 
     def _rotate(self, keep_bytes: int) -> None:
         share_bytes = keep_bytes // max(len(self._logs), 1)
@@ -154,6 +191,7 @@ class Relay:
         """Shows the rest, after ranks have ended well."""
         self.look()
         self._show_held()
+        self._pass_on(is_last=True)
         for tail in self._tails:
             rest = [self._line(tail, line) for line in _shown(tail.reader.finish())]
             if tail.to_stdout:
@@ -187,6 +225,13 @@ def _print(lines: Sequence[str]) -> None:
     if lines:
         sys.stdout.write("".join(f"{line}\n" for line in lines))
         sys.stdout.flush()
+
+
+def _write(portion: bytes) -> None:
+    """Writes to stdout; nothing more once its reader is gone."""
+    with suppress(OSError):
+        while portion:
+            portion = portion[os.write(STDOUT_FD, portion) :]
 
 
 def rotate(log: Path, keep_bytes: int) -> bool:

@@ -128,6 +128,7 @@ class Output:
             keep_bytes,
             as_torchrun=self.as_torchrun,
             prompts=prompts,
+            as_it_is=self.streams is not None and self.streams.in_order,
             only_local=self.only_local_rank,
         )
 

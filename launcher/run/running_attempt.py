@@ -69,6 +69,8 @@ class Streams:
     """The one that writes there; `None`: all do."""
     only_local_rank: int | None = None
     """The same, of each node's ranks."""
+    in_order: bool = False
+    """Whether stdout and stderr are one file or pipe, which gets what is in the logs."""
     reads_terminal: bool = False
     files: RankFiles | None = None
     """Where torchrun's line says that streams go."""

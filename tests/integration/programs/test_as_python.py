@@ -1,5 +1,6 @@
 """What Python itself does for a program: its forked children, modules, loggers and streams."""
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -168,3 +169,31 @@ def test_loggers_of_torch_are_unknown_until_the_program_imports_it(tmp_path: Pat
     assert result.out == plain.stdout
     assert plain.stderr.endswith("about a group\n")
     assert "about a group\n" in result.err
+
+
+ORDERED = r"""
+    import os, sys, time
+    for number in range(3000):
+        print(f"out {number}", flush=True)
+        print(f"err {number}", file=sys.stderr, flush=True)
+    sys.stderr.write("x" * 400_000 + "\n")
+    print(f"{10 * 'ab'}\rbar", end="\r")
+    sys.stdout.buffer.write(b"\xff\x1b[2J\n")
+    print("no newline", end="")
+"""
+
+
+def test_stdout_and_stderr_keep_their_order_in_one_file(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", ORDERED)
+    plain = subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=True,
+    )
+    for line in ("> all 2>&1", "2>&1 | cat > all"):
+        words = f"{shlex.quote(sys.executable)} -m gpurun --out run torchrun train.py {line}; rm -r run"
+        subprocess.run(["sh", "-c", words], cwd=tmp_path, check=True)
+        printed = (tmp_path / "all").read_bytes()
+        assert plain.stdout in printed
