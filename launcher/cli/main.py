@@ -85,7 +85,9 @@ class Commands(click.Group):
         args = args or ["--help"]
         if (line := behind_own_options(args)) is not None:
             args = line
-        elif args and args[0] not in own and args[0] not in COMMANDS and not is_typo(args[0]):
+        elif args[0] == "-m" or (len(args) > 1 and args[0].startswith("torch.")):
+            refuse_launcher(args)
+        if line is None and args[0] not in own and args[0] not in COMMANDS and not is_typo(args[0]):
             args = ["job", *args]
         return super().parse_args(ctx, args)
 
@@ -121,10 +123,7 @@ class Commands(click.Group):
         if args[0] not in COMMANDS:
             import difflib
 
-            from gpurun.launcher.cli.commands.job import LAUNCHERS, without_launcher
-
-            if Path(args[0]).name in LAUNCHERS:
-                raise SpecError(without_launcher(args))
+            refuse_launcher(args)
             near = difflib.get_close_matches(args[0], [*COMMANDS, "help", "--version"], n=1)
             hint = f"did you mean `gpurun {near[0]}`?" if near else "`gpurun --help` lists the commands"
             raise SpecError(f"there is no command or job file {args[0]!r}; {hint}")
@@ -154,6 +153,18 @@ def behind_own_options(args: list[str]) -> list[str] | None:
         if not word.startswith("-") and not (at and args[at - 1] in takes_value):
             return None
     return None
+
+
+def refuse_launcher(args: list[str]) -> None:
+    """Says how a line is written that begins with another launcher.
+
+    Raises:
+        SpecError: it does.
+    """
+    from gpurun.launcher.cli.commands.job import without_launcher
+
+    if (meant := without_launcher(args)) is not None:
+        raise SpecError(meant)
 
 
 def is_typo(word: str) -> bool:

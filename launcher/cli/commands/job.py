@@ -177,11 +177,18 @@ def earlier_run(job: str, hostname: str) -> "Earlier | None":
     return find_earlier(job, hostname)
 
 
-LAUNCHERS = frozenset(
-    {"python", "python3", "torchrun", "accelerate", "accelerate-launch", "deepspeed", "mpirun"}
-)
-"""Commands that start a program elsewhere, and have no place after `gpurun run`."""
-_MODULES_OF_TORCHRUN = (["-m", "torch.distributed.run"], ["-m", "torch.distributed.launch"])
+PYTHONS = frozenset({"python", "python3"})
+LAUNCHERS = {
+    "torchrun": "torchrun",
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "accelerate": "accelerate",
+    "accelerate-launch": "accelerate",
+    "accelerate.commands.launch": "accelerate",
+    "deepspeed": "deepspeed",
+    "mpirun": "mpirun",
+}
+"""Commands, and modules, that start a program elsewhere, and have no place after `gpurun run`."""
 
 NUM_PROCESSES = frozenset({"--nproc-per-node", "--num-processes", "--num-gpus"})
 """Options of other launchers that say how many processes to start."""
@@ -191,9 +198,9 @@ class ProgramCommand(click.Command):
     """A command whose last arguments, after `--`, belong to a program."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        first = next((word for word in args if not word.startswith("-")), "")
-        if Path(first).name in LAUNCHERS and not (first in LAUNCHERS and Path(first).exists()):
-            raise SpecError(without_launcher(args[args.index(first) :]))
+        line = [*dropwhile(lambda word: word.startswith("-") and word != "-m", args)]
+        if (meant_line := without_launcher(line)) is not None:
+            raise SpecError(meant_line)
         try:
             return super().parse_args(ctx, [*args])  # click takes words away
         except click.NoSuchOption as error:
@@ -210,25 +217,47 @@ class ProgramCommand(click.Command):
             raise SpecError(text) from None
 
 
-def without_launcher(words: Sequence[str]) -> Problem:
-    """What to write instead of a line that begins with another launcher."""
-    first, rest = Path(words[0]).name, list(words[1:])
-    as_module = [*dropwhile(lambda word: word.startswith("-") and word != "-m", rest)]
-    if first == "torchrun" or as_module[:2] in _MODULES_OF_TORCHRUN:
-        line = rest if first == "torchrun" else as_module[2:]
-        return Problem(f"`{first}` has its own command", f"gpurun torchrun {shlex.join(line)}")
-    at = next((number for number, word in enumerate(rest) if word.endswith(".py")), None)
-    program, args = ("train.py", []) if at is None else (rest[at], rest[at + 1 :])
-    own = f" -- {shlex.join(args)}" if args else ""
-    said = re.search(r"--num[_-](?:processes|gpus)[= ](\d+)", " ".join(rest[:at]))
+def without_launcher(words: Sequence[str]) -> Problem | None:
+    """What to write instead of a line that begins with another launcher, or with Python, or `None`.
+
+    Args:
+        words: a command with its arguments, `-m` and a module, or a module alone.
+    """
+    words = words[1:] if words[:1] == ["-m"] else words
+    first = Path(words[0]).name if words else ""
+    if first in PYTHONS:
+        as_module = [*dropwhile(lambda word: word.startswith("-") and word != "-m", words[1:])]
+        if as_module[:1] == ["-m"] and (found := without_launcher(as_module)) is not None:
+            return found
+    elif first not in LAUNCHERS or (first == words[0] and Path(first).exists()):
+        return None
+    launcher, rest = LAUNCHERS.get(first, first), list(words[1:])
+    if launcher == "torchrun":
+        return Problem(f"`{first}` has its own command", f"gpurun torchrun {shlex.join(rest)}")
+    program, args, before = _program_in(rest[1:] if rest[:1] == ["launch"] else rest)
+    said = re.search(r"--num[_-](?:processes|gpus)[= ](\d+)", " ".join(before))
     if said:
-        whole = shlex.join([program, *args])
-        options = {word.partition("=")[0].replace("_", "-") for word in rest[:at] if word.startswith("--")}
+        options = {word.partition("=")[0].replace("_", "-") for word in before if word.startswith("--")}
         lost = sorted(options - NUM_PROCESSES - {"--multi-gpu", "--num-machines"})
         text = f"`{first}` has no place here" + (f"; this line leaves out {', '.join(lost)}" if lost else "")
-        return Problem(text, f"gpurun torchrun --nproc-per-node {said[1]} {whole}")
+        line = shlex.join([*program, *args])
+        return Problem(text, f"gpurun torchrun --nproc-per-node {said[1]} {line}")
+    own = f" -- {shlex.join(args)}" if args else ""
     text = f"leave `{first}` and its options out: gpurun runs one process per device"
-    return Problem(text, f"gpurun run {program}{own}")
+    return Problem(text, f"gpurun run {shlex.join(program)}{own}")
+
+
+def _program_in(words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """The program in another launcher's arguments, with the program's arguments, and what is before it.
+
+    Which of the words is the program is known where it is a module, ends with `.py`, or comes first.
+    """
+    for at, word in enumerate(words):
+        if word in ("-m", "--module") and at + 1 < len(words):
+            return ["-m", words[at + 1]], [*words[at + 2 :]], [*words[:at]]
+        if word.endswith(".py") or (at == 0 and not word.startswith("-")):
+            return [word], [*words[at + 1 :]], [*words[:at]]
+    return ["train.py"], [], [*words]
 
 
 def after_dashes(args: Sequence[str], name: str) -> str:
@@ -239,7 +268,9 @@ def after_dashes(args: Sequence[str], name: str) -> str:
     at = next((number for number, word in enumerate(words) if word.partition("=")[0] == name), None)
     own = words[at : at + 1] if at is not None else [name]
     value = words[at + 1 : at + 2] if at is not None and own == [name] else []
-    script = next((word for word in words if word.endswith(".py") and not word.startswith("-")), None)
+    script = next((word for word in words[:1] if not word.startswith("-")), None) or next(
+        (word for word in words if word.endswith(".py") and not word.startswith("-")), None
+    )
     if value and not value[0].startswith("-") and value[0] != script:
         own += value
     if is_secret(name.strip("-")):
