@@ -9,6 +9,7 @@ import re
 import stat
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -350,6 +351,21 @@ def _num_bytes_of(entry: "os.DirEntry[str]") -> int:
         what = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a regular file"
         raise SpecError(f"{entry.path} is {what}, which no run of gpurun contains; remove it")
     return status.st_size if stat.S_ISREG(status.st_mode) and _RECORD.fullmatch(entry.name) else 0
+
+
+def holds_main(path: str | Path) -> bool:
+    """Whether it is a directory or archive that Python runs, since it has a `__main__.py`."""
+    if os.path.isdir(path):
+        return os.path.isfile(os.path.join(path, "__main__.py"))
+    if str(path).endswith(".py"):
+        return False
+    import zipfile  # rarely needed
+
+    with suppress(OSError, zipfile.BadZipFile):
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                return "__main__.py" in archive.namelist()
+    return False
 
 
 def is_file(path: Path) -> bool:

@@ -399,20 +399,21 @@ def torchrun(
         more = {**how, **from_line(line, how)}
         run_and_print(invocation, out, None, passes_through=True, script=line.script or "", **more)
     except GpurunError as error:
-        if isinstance(error, SpecError) and is_there(line):
+        if isinstance(error, SpecError) and can_begin(line):
             raise
-        shown(error)  # for torchrun, a script that isn't there is a program that fails
+        shown(error)  # for torchrun, a script that isn't there, or is no Python, is a program that fails
         return FAILED
     return 0
 
 
-def is_there(line: "TorchrunLine") -> bool:
-    """Whether the script of the line exists, or the package of its module."""
-    if line.script is not None:
-        return Path(line.script).exists()
-    from importlib.machinery import PathFinder
+def can_begin(line: "TorchrunLine") -> bool:
+    """Whether Python would begin to run the line's program: it is there, and compiles."""
+    from gpurun.launcher.jobfile.checks.code import find_program_mistakes
+    from gpurun.launcher.jobfile.model import JobSpec
+    from gpurun.launcher.jobfile.read import Draft
 
-    return PathFinder.find_spec(str(line.module).partition(".")[0], ["", *sys.path]) is not None
+    spec = JobSpec(script=line.script, module=line.module)
+    return not any(find_program_mistakes(Draft(spec), Path.cwd()))
 
 
 def from_line(line: "TorchrunLine", given: dict[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.jobfile.yaml.describe import describe, did_you_mean, nearest, shorten
 from gpurun.launcher.jobfile.yaml.tree import Path as KeyPath
 from gpurun.launcher.jobfile.yaml.tree import Unreadable
-from gpurun.launcher.rundir.paths import is_file
+from gpurun.launcher.rundir.paths import holds_main, is_file
 from gpurun.workloads.limits import PRESETS, not_there, path_of, refusal, shape_of
 from gpurun.workloads.registry import BUILTINS, Builtin
 
@@ -64,8 +64,11 @@ def _script_mistakes(spec: JobSpec, job_dir: Path) -> Iterator[Problem]:
         is_file, is_dir = path.is_file(), path.is_dir()
     except OSError:  # a name that is too long
         is_file = is_dir = False
-    if is_dir:
-        yield spec.problem(("script",), f"{shorten(script)} is a directory", "name a Python file in it")
+    if is_dir and holds_main(path):
+        yield from _not_python(spec, "script", path / "__main__.py", f"{script}/__main__.py")
+    elif is_dir:
+        message = f"{shorten(script)} is a directory without `__main__.py`"
+        yield spec.problem(("script",), message, "name a Python file in it")
     elif not is_file:
         hint = _command_line(spec, script, job_dir) or _near_file(script, job_dir)
         yield spec.problem(("script",), _no_file(script), hint)
@@ -175,7 +178,7 @@ def _not_python(spec: JobSpec, key: str, path: Path, name: str) -> Iterator[Prob
     except OSError as error:
         yield spec.problem((key,), f"{shorten(name)} can't be read: {error.strerror}")
         return
-    if not (fault := syntax_fault(source)):
+    if not (fault := syntax_fault(source)) or holds_main(path):
         return
     first = source.partition(b"\n")[0].decode("utf-8", "replace")
     if first.startswith("#!") and "python" not in first:

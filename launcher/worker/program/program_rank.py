@@ -613,7 +613,8 @@ def is_seeded(config: ProgramConfig) -> bool:
 
 def own_modules(config: ProgramConfig) -> set[str]:
     """The modules here that the program may have by the same names, and torch alone doesn't import."""
-    directory = os.path.dirname(os.path.realpath(config.script)) if config.script else os.getcwd()
+    script = os.path.realpath(config.script or ".")
+    directory = script if os.path.isdir(script) else os.path.dirname(script)
     found = {*OWN_MODULES}
     if WITH_TORCH:
         with suppress(OSError):

@@ -21,6 +21,7 @@ from gpurun.launcher.inspect.stacks import is_users
 from gpurun.launcher.machine.landlock import can_restrict_writes, restrict_writes
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.launch_writes import stated_caches, writable_places
+from gpurun.launcher.rundir.paths import holds_main
 from gpurun.launcher.rundir.records import ProgramConfig
 from gpurun.launcher.worker.base.exit import exit_code, finish
 
@@ -80,12 +81,17 @@ def watched_exit(pid: int, close: Callable[[int], None]) -> Iterator[None]:
 
 
 def run_script(script: str, args: tuple[str, ...]) -> None:
-    """`python SCRIPT ARGS…`, from the working directory.
+    """`python SCRIPT ARGS…`, from the working directory; of a directory or archive, its `__main__.py`.
 
     Raises:
         BaseException: whatever the program raises, `SystemExit` included.
     """
     path = os.path.abspath(script)
+    if holds_main(path):
+        set_path_and_argv(path, [script, *args], [script])
+        new_main()
+        runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
+        return
     set_path_and_argv(os.path.dirname(os.path.realpath(path)), [script, *args], [script])
     main = new_main()
     main.__file__ = path

@@ -3,6 +3,7 @@
 import shlex
 import subprocess
 import sys
+import zipapp
 from pathlib import Path
 
 import pytest
@@ -197,3 +198,36 @@ def test_stdout_and_stderr_keep_their_order_in_one_file(tmp_path: Path) -> None:
         subprocess.run(["sh", "-c", words], cwd=tmp_path, check=True)
         printed = (tmp_path / "all").read_bytes()
         assert plain.stdout in printed
+
+
+SHOWS = """
+    import os, sys, inner
+    print(sys.argv, sys.orig_argv[1:], sys.path[0], __name__, repr(__package__), __file__)
+    print(__spec__.name, type(__loader__).__name__, os.path.basename(inner.__file__))
+"""
+
+
+@pytest.mark.parametrize("kind", ["directory", "archive", "link"])
+def test_a_directory_or_archive_with_a_main_runs(tmp_path: Path, kind: str) -> None:
+    app = tmp_path / "app"
+    app.mkdir()
+    write(app, "__main__.py", SHOWS)
+    write(app, "inner.py", "")
+    name = {"directory": "app", "archive": "app.zip", "link": "link"}[kind]
+    zipapp.create_archive(app, tmp_path / "app.zip")
+    (tmp_path / "link").symlink_to("app")
+    line = [sys.executable, "-u", name, "--x"]
+    plain = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert gpurun(tmp_path, "torchrun", name, "--x").ended(0).out == plain.stdout
+
+
+def test_a_program_that_cant_begin_has_failed_for_torchrun(tmp_path: Path) -> None:
+    write(tmp_path, "broken.py", "print(")
+    (tmp_path / "empty").mkdir()
+    write(tmp_path, "train.py", "")
+    package = tmp_path / "package"
+    package.mkdir()
+    write(package, "__init__.py", "")
+    for words in ("broken.py", "-m package.inner.none", "empty", "missing.py"):
+        assert gpurun(tmp_path, "torchrun", *words.split()).code == 1
+    assert gpurun(tmp_path, "--set", "nothing=1", "torchrun", "train.py").code == 2
