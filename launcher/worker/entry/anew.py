@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from gpurun.launcher.worker.entry import late_rank
-from gpurun.launcher.worker.entry.zygote import answer_signals, line_stream, make_observable
+from gpurun.launcher.worker.entry.zygote import answer_signals, make_observable, set_streams
 
 
 def main(fd: int) -> NoReturn:
@@ -26,7 +26,7 @@ def main(fd: int) -> NoReturn:
     os.environ.clear()
     os.environ.update(state["env"])
     sys.path[:] = state["path"]
-    sys.stdout, sys.stderr = line_stream(1), line_stream(2)
+    set_streams()
     make_observable(Path(state["control"]), int(state["argv"][1]))
     answer_signals()
     gc.freeze()  # what was there before the program

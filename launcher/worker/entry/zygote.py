@@ -22,7 +22,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, NoReturn, TextIO, cast
+from typing import Any, NoReturn
 
 from gpurun.launcher.machine.gpus.nvml import MIG_PREFIX, VISIBLE
 from gpurun.launcher.machine.process_tree import (
@@ -336,24 +336,32 @@ def redirect(log: str, stdin: str = "", stdout: str = "", stderr: str = "") -> N
         os.dup2(fd, place)
         os.close(fd)
     os.close(target)
-    # New stream objects: the server's may hold a lock or a buffer from the moment of the fork.
-    sys.stdin = os.fdopen(0, closefd=False)
-    sys.stdout = line_stream(1)
-    sys.stderr = line_stream(2)
+    set_streams()
 
 
 def _opened(path: str, log: int) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644) if path else os.dup(log)
 
 
-def line_stream(fd: int) -> TextIO:
-    """A text stream that writes everything at once, as under `python -u`, and anything that is printed,
-    unless PYTHONIOENCODING says otherwise."""
-    encoding, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")
-    if not encoding or fd == 2:  # as Python does: errors of messages are never raised
-        errors = "backslashreplace" if fd == 2 else errors or "backslashreplace"
-    unbuffered = cast(BinaryIO, os.fdopen(fd, "wb", buffering=0, closefd=False))
-    return io.TextIOWrapper(unbuffered, encoding or "utf-8", errors or "strict", write_through=True)
+def set_streams() -> None:
+    """New standard streams, as `python -u` makes them: everything is written at once.
+
+    Those of the server may hold a lock or a buffer from the moment of the fork. Its encodings are what the
+    interpreter has found in PYTHONIOENCODING, PYTHONUTF8 and the locale. Source: Python/pylifecycle.c,
+    `create_stdio`
+    """
+    for fd, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        before = getattr(sys, f"__{name}__")
+        _kept.append(before)
+        buffer: Any = os.fdopen(fd, f"{mode}b", buffering=-1 if mode == "r" else 0, closefd=False)
+        raw = buffer.raw if mode == "r" else buffer
+        raw.name = f"<{name}>"
+        stream: Any = io.TextIOWrapper(
+            buffer, before.encoding, before.errors, newline="\n", write_through=True
+        )
+        stream.mode = mode
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
 
 
 def reseed() -> None:

@@ -1,5 +1,6 @@
 """What Python itself does for a program: its forked children, modules, loggers and streams."""
 
+import os
 import shlex
 import subprocess
 import sys
@@ -231,3 +232,44 @@ def test_a_program_that_cant_begin_has_failed_for_torchrun(tmp_path: Path) -> No
     for words in ("broken.py", "-m package.inner.none", "empty", "missing.py"):
         assert gpurun(tmp_path, "torchrun", *words.split()).code == 1
     assert gpurun(tmp_path, "--set", "nothing=1", "torchrun", "train.py").code == 2
+
+
+STREAMS = r"""
+    import sys
+    {above}
+    for name in ("stdin", "stdout", "stderr"):
+        stream = getattr(sys, name)
+        assert stream is getattr(sys, f"__{name}__")
+        print(name, type(stream), type(stream.buffer), stream.buffer.name, stream.fileno(), file=sys.stderr)
+        facts = ("encoding", "errors", "name", "mode", "newlines", "line_buffering", "write_through")
+        print([getattr(stream, fact) for fact in facts], file=sys.stderr)
+    try:
+        print(repr(sys.stdin.read()))
+        print("\udcff \u20ac")
+    except ValueError as error:
+        print(type(error), file=sys.stderr)
+    {import_torch}
+"""
+
+
+@pytest.mark.parametrize(
+    ("env", "above"),
+    [
+        ({"LC_ALL": "C.UTF-8"}, ""),
+        ({"PYTHONIOENCODING": "latin-1:replace"}, ""),
+        ({"LC_ALL": "C.UTF-8"}, SETS_COMPUTED),
+    ],
+)
+def test_the_standard_streams_are_those_of_python(tmp_path: Path, env: dict[str, str], above: str) -> None:
+    text = STREAMS.replace("{above}", f"import os; {above}").replace(
+        "{import_torch}", above and "import torch"
+    )
+    write(tmp_path, "train.py", text)
+    (tmp_path / "given").write_bytes(b"a\r\nb\xff\n")
+    ends = {}
+    for name, words in {"plain": "-u", "ours": "-m gpurun --out run torchrun"}.items():
+        line = f"{shlex.quote(sys.executable)} {words} train.py < given > {name}.out 2> {name}.err"
+        subprocess.run(["sh", "-c", line], cwd=tmp_path, env={**os.environ, **env}, check=True)
+        ends[name] = (tmp_path / f"{name}.out").read_bytes()
+    assert ends["ours"] == ends["plain"]
+    assert (tmp_path / "plain.err").read_text() in (tmp_path / "ours.err").read_text()
