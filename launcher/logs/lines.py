@@ -14,11 +14,12 @@ MAX_LINE_BYTES = 1 << 14
 _NOISE = re.compile(
     r"USDT:|ERROR:[-\d]+ [:\d]+ \d+:\d+ DeviceProperties\.cpp:\d+\] "
     r"gpuGetDeviceCount failed with code (?:35|100)\s*$"
+    r"|\[W[-\d]* ?[:.\d]+ TCPStore\.cpp:\d+\] .* - retrying \(.*\): Interrupted system call\s*$"
     r"|frame #\d+: .+ \(0x[0-9a-f]+ in .+\)\s*$|<omitting python frames>\s*$"
 )
 """What torch prints without need: its profiler whenever it starts or stops, and, from a build for CUDA, where
 there is no driver (35) or no GPU (100) (a job on GPUs fails there before it traces, with its own message);
-and the addresses of C++ functions after a warning, as of a connection that a signal has interrupted."""
+and that a signal of ours, for a stack, has interrupted a connection, with the addresses of C++ functions."""
 
 _ANNOUNCED = re.compile(rb"USDT:[-\d]+ [:\d]+ \d+:\d+ [\w.]+:\d+\] [^\n]*\n")
 """What the profiler prints when it starts or stops, also behind a progress bar, which then goes on."""

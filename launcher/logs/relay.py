@@ -50,6 +50,8 @@ class LogTail:
     """The beginning of a line that hasn't been passed on yet."""
     asked: int = 0
     """The offset behind the last line that was shown without its end."""
+    prompt: str = ""
+    """The part of it that was shown."""
 
     def read_bytes(self) -> bytes:
         """What was written since the last call, in portions."""
@@ -78,6 +80,14 @@ class LogTail:
         lines = [line for line in self.reader.feed(portion) if not is_noise(line)]
         if left_out:
             lines = [not_shown(left_out, self.path), *lines[1:]]
+        return lines
+
+    def read_after_prompt(self) -> list[str]:
+        """The same; of the first line only what hasn't been shown."""
+        lines = self.read()
+        if lines and self.prompt:
+            rest, self.prompt = lines[0].removeprefix(self.prompt), ""
+            lines[:1] = [rest] if rest else []
         return lines
 
 
@@ -149,7 +159,7 @@ class Relay:
             if self._is_passed_on(tail):
                 continue
             before = tail.offset
-            lines = [self._line(tail, line) for line in tail.read()]
+            lines = [self._line(tail, line) for line in tail.read_after_prompt()]
             if tail.to_stdout:
                 _print(lines)
                 continue
@@ -157,7 +167,8 @@ class Relay:
             self._show_bar(tail)
             if self.prompts and tail.asked != before == tail.offset and (prompt := tail.reader.unfinished):
                 tail.asked = before
-                self._held.append(self._line(tail, prompt))
+                self._held.append(self._line(tail, prompt.removeprefix(tail.prompt)))
+                tail.prompt = prompt
         if self.keep_bytes is not None:
             self._rotate(self.keep_bytes)
 

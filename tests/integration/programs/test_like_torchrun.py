@@ -732,6 +732,7 @@ def test_a_program_may_ask_at_the_terminal(tmp_path: Path) -> None:
                 stream.write(answer.encode())
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, seen
     assert seen.count("went on") == 2
+    assert "name? " not in seen
     assert "name? hello, Ada True\n" in log(tmp_path)
 
 

@@ -79,6 +79,12 @@ def test_a_line_of_the_profiler_behind_a_progress_bar_does_not_interrupt_it() ->
 KINETO = "2026-11-24 19:58:01 4021:4038 DeviceProperties.cpp:56] gpuGetDeviceCount failed with code"
 
 
+RETRIES = (
+    "[W1129 22:00:45.548803726 TCPStore.cpp:340] [c10d] TCP client failed to connect/validate to host "
+    "localhost:12355 - retrying (try=0, timeout=1800000ms, delay=35955ms): {}"
+)
+
+
 @pytest.mark.parametrize(
     ("line", "is_left_out"),
     [
@@ -89,6 +95,8 @@ KINETO = "2026-11-24 19:58:01 4021:4038 DeviceProperties.cpp:56] gpuGetDeviceCou
         (f"ERROR:{KINETO} 35, so we stop", False),
         ("ERROR: gpuGetDeviceCount failed with code 35", False),
         ("USDT:2026-11-24 19:58:01 4021:4038 Profiler.cpp:9] stopped", True),
+        (RETRIES.format("Interrupted system call"), True),
+        (RETRIES.format("Connection refused"), False),
         ("frame #1: c10::DistError::DistError(int) + 0x72 (0x7f8984933b62 in /torch/lib/libc10.so)", True),
         ("frame #12 of the video", False),
     ],
