@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -277,6 +277,8 @@ class Beginning:
         os.write(state, json.dumps({**asdict(self), "names": names, "imported_with": imported_with}).encode())
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
+        with suppress(OSError):  # a pipe
+            os.lseek(0, 0, os.SEEK_SET)
         os.chdir(self.directory)
         signal.pthread_sigmask(signal.SIG_BLOCK, {STACKS_SIGNAL})  # until it has a handler again
         argv = [sys.executable, "-P", "-c", WITH_OUR_CODE, str(gpurun.__file__), ANEW, str(state)]

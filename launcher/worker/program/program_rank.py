@@ -98,22 +98,21 @@ _python.PyThreadState_EnterTracing.argtypes = _python.PyThreadState_LeaveTracing
 def harmless(method: Callable[P, None]) -> Callable[P, None]:
     """The method of a `StepRecorder`; an error in it ends the recording, not the program that it observes.
 
-    A profiler of the program's that records Python's calls sees this one alone, and none of those within.
+    What records Python's calls in the program (`sys.setprofile`, `sys.settrace`, cProfile, a profiler of
+    torch's) sees this one alone, and none of those within.
     """
 
     @functools.wraps(method)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
         recorder: Any = args[0]
-        state = _python.PyThreadState_Get() if recorder.profilers.active else None
-        if state:
-            _python.PyThreadState_EnterTracing(state)
+        state = _python.PyThreadState_Get()
+        _python.PyThreadState_EnterTracing(state)
         try:
             method(*args, **kwargs)
         except Exception as error:
             recorder.stop(error)
         finally:
-            if state:
-                _python.PyThreadState_LeaveTracing(state)
+            _python.PyThreadState_LeaveTracing(state)
 
     return guarded
 

@@ -234,6 +234,41 @@ def test_a_program_that_cant_begin_has_failed_for_torchrun(tmp_path: Path) -> No
     assert gpurun(tmp_path, "--set", "nothing=1", "torchrun", "train.py").code == 2
 
 
+CALLS = """
+    import sys, warnings
+    import torch, gpurun
+    names = set()
+    def note(frame, event, argument):
+        if event == "call" and "gpurun" in frame.f_code.co_filename:
+            names.add(frame.f_code.co_name)
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for number in range(40):
+        if number == 5:  # before, torch imports more, which finders of gpurun's see
+            {begin}(note)
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    {begin}(None)
+    print(*sorted(names))
+"""
+
+
+@pytest.mark.parametrize("begin", ["sys.setprofile", "sys.settrace"])
+def test_what_records_calls_in_a_program_sees_one_of_gpurun(tmp_path: Path, begin: str) -> None:
+    write(tmp_path, "train.py", CALLS.replace("{begin}", begin))
+    assert gpurun(tmp_path, "torchrun", "train.py").ended(0).out == "guarded\n"
+
+
+def test_a_file_is_read_again_where_a_program_begins_anew(tmp_path: Path) -> None:
+    hidden = "exec(\"os.environ['TORCH_LOGS'] = 'recompiles'\")"
+    write(tmp_path, "train.py", f"import os, sys\nprint(sys.stdin.readline())\n{hidden}\nimport torch\n")
+    (tmp_path / "given").write_text("line one\nline two\n")
+    line = f"{shlex.quote(sys.executable)} -m gpurun torchrun train.py < given"
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = subprocess.run(["sh", "-c", line], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.stdout == 2 * "line one\n\n"
+
+
 STREAMS = r"""
     import sys
     {above}
