@@ -46,7 +46,7 @@ from gpurun.launcher.rundir.files import (
     write_json,
 )
 from gpurun.launcher.rundir.paths import num_bytes
-from gpurun.launcher.rundir.rank_files import RankFiles, line_prefix
+from gpurun.launcher.rundir.rank_files import ERROR_FILE, RankFiles, line_prefix, write_error
 from gpurun.launcher.rundir.records import Event, LeftProcess, Stage
 from gpurun.launcher.rundir.remembered import remembered
 
@@ -246,7 +246,7 @@ class Starter:
     def rank_requests(self, launch: Launch, name: str, program: Variant | None) -> tuple[StartRequest, ...]:
         """The ranks of an attempt, with its own file names."""
         config, streams = str(self.run.launch_config(name).resolve()), self.streams if program else None
-        envs = {p.rank: self.rank_env(launch, p, program) for p in launch.processes}
+        envs = {p.rank: self.rank_env(launch, name, p, program) for p in launch.processes}
         logs = {p.rank: str(self.run.log(name, p.rank).resolve()) for p in launch.processes}
         here = [p.rank for p in launch.processes if p.node == 0]
         own = {rank: streams.of(envs[rank], logs[rank]) for rank in here} if streams else {}
@@ -266,13 +266,16 @@ class Starter:
         )
         return tuple(msgspec.structs.replace(request, **own.get(request.rank, {})) for request in requests)
 
-    def rank_env(self, launch: Launch, process: Process, program: Variant | None) -> dict[str, str]:
+    def rank_env(
+        self, launch: Launch, name: str, process: Process, program: Variant | None
+    ) -> dict[str, str]:
         """The variables that are added to the environment of a rank."""
         if program is None:
             return dict(process.env)
         own = {
             "TORCHELASTIC_RUN_ID": process.env.get("TORCHELASTIC_RUN_ID", f"{self.plan.name}-{launch.id}"),
             "TORCHELASTIC_RESTART_COUNT": str(num_restarts(self.run, launch)),
+            ERROR_FILE: str(self.run.program_error(name, process.rank).resolve()),
         }
         planned = {**process.env, **own}
         if self.as_torchrun:
@@ -350,6 +353,8 @@ class RunningAttempt:
     """Bytes of the events so far."""
     events_file: int = 0
     """The inode of their file: a rank replaces it when it holds too many."""
+    error_files: Mapping[int, str] = field(default_factory=dict)
+    """Where torch's `record` writes why a function has failed, of this node's ranks of a program."""
     newest_ns: int = 0
     """When the newest of them was written, by `time.monotonic_ns()`."""
 
@@ -370,6 +375,7 @@ class RunningAttempt:
         entered(self.run, self.name)
         shown = self.starter.streams.shown(requests) if self.starter.streams else ()
         own = self.own_logs()
+        self.error_files = {request.rank: request.env.get(ERROR_FILE, "") for request in requests}
         self.relay.follow(own, more=[tail for tail in shown if tail.rank in own])
         if preloads == "before":
             self.ranks.preload(OPTIMIZING)
@@ -457,6 +463,11 @@ class RunningAttempt:
     def have_ended_well(self, exits: Sequence[Exit]) -> bool:
         """Whether all ranks have."""
         return sum(exit_.returncode == 0 for exit_ in exits) == len(self.launch.processes)
+
+    def pass_error_on(self, rank: int, code: int | None) -> None:
+        """Writes a rank's error where the command's environment says, as torchrun does."""
+        if ERROR_FILE in os.environ and self.relay.as_torchrun:
+            write_error(self.error_files.get(rank, ""), os.environ[ERROR_FILE], code)
 
     def record_program(self, stage: Stage) -> None:
         """Writes an event of a program's attempt: its ranks write none, since each knows only of itself."""

@@ -328,6 +328,8 @@ class Session:
         """Writes down how the variants of an attempt ended."""
         self.mistake = ended.mistake or self.mistake
         attempt = self.current
+        if ended.failure is not None:
+            attempt.pass_error_on(ended.failure.rank, ended.failure.code)
         skipped = record_outcomes(self.run, self.plan, attempt.launch, attempt.name, ended, missing)
         if skipped:
             others = plural(len(skipped), "other variant")

@@ -3,10 +3,12 @@
 Source: torch/distributed/elastic/multiprocessing/api.py, `DefaultLogsSpecs`.
 """
 
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
@@ -19,6 +21,19 @@ _STREAMS = {STDOUT: "stdout", STDERR: "stderr"}
 
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+"""Of a rank: where torch's `record` writes why a function failed. Of the command: where that is copied."""
+
+
+def write_error(written: str, target: str, code: int | None) -> None:
+    """Copies what `record` has written, with the exit code of the rank. Nothing where it has written nothing.
+
+    Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py, `dump_error_file`
+    """
+    with suppress(OSError, ValueError):
+        error = json.loads(Path(written).read_bytes())
+        if code and isinstance(error.get("message"), dict):
+            error["message"]["errorCode"] = code
+        Path(target).write_text(json.dumps(error))
 
 
 def line_prefix(env: Mapping[str, str], environ: Mapping[str, str]) -> str:

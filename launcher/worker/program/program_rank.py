@@ -30,7 +30,6 @@ from gpurun.launcher.inspect.stacks import code_hashes
 from gpurun.launcher.machine.accelerators import CPU, accelerator_of, gpu_kinds
 from gpurun.launcher.processes.import_variables import changed, may_set, set_by
 from gpurun.launcher.rundir.files import RunDir, append_lines, keep_lines, read_json, write_json
-from gpurun.launcher.rundir.rank_files import ERROR_FILE
 from gpurun.launcher.rundir.records import (
     NO_GROUP,
     NO_STEPS,
@@ -555,8 +554,6 @@ def main(
     run = RunDir(Path(config.run_dir))
     join_launch(config, run)
     config = with_own_directory(config, run)
-    # Where torch's `record` writes why a function has failed, for torchrun's own report.
-    os.environ.setdefault(ERROR_FILE, str(run.program_error(config.launch, rank)))
     control = str(run.control(config.launch))
     if not set_before:
         imported_with = begin_with(config, argv, control)

@@ -1,5 +1,6 @@
 """What Python itself does for a program: its forked children, modules, loggers and streams."""
 
+import json
 import os
 import shlex
 import subprocess
@@ -267,6 +268,30 @@ def test_a_file_is_read_again_where_a_program_begins_anew(tmp_path: Path) -> Non
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     done = subprocess.run(["sh", "-c", line], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.stdout == 2 * "line one\n\n"
+
+
+def test_the_error_that_record_has_written_is_copied_with_the_exit_code(tmp_path: Path) -> None:
+    text = """
+        import os
+        from torch.distributed.elastic.multiprocessing.errors import record
+        @record
+        def main():
+            if os.environ["RANK"] == "1":
+                raise RuntimeError("recorded")
+        main()
+    """
+    write(tmp_path, "train.py", text)
+    found = []
+    for words in ("-m torch.distributed.run", "-m gpurun torchrun"):
+        env = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json"), "TMPDIR": str(tmp_path)}
+        line = [sys.executable, *words.split(), "--nproc-per-node", "2", "train.py"]
+        subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, check=False)
+        error = json.loads((tmp_path / "error.json").read_bytes())["message"]
+        del error["extraInfo"]["timestamp"]
+        found.append(error)
+        (tmp_path / "error.json").unlink()
+    assert found[0] == found[1]
+    assert found[0]["errorCode"] == 1
 
 
 STREAMS = r"""
