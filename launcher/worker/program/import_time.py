@@ -97,7 +97,7 @@ class HiddenPackages(MetaPathFinder, Loader):
 
 OWN_MODULES = frozenset(
     {
-        *("_decimal", "_statistics", "_sysconfigdata__linux_x86_64-linux-gnu", "decimal", "faulthandler"),
+        *("_decimal", "_statistics", "decimal", "faulthandler"),
         *("fractions", "hmac", "msgspec", "resource", "secrets", "shlex", "statistics", "sysconfig", "yaml"),
     }
 )
