@@ -128,7 +128,7 @@ def render_trace(report: TraceReport, width: int, details: bool = True) -> str:
     on_gpu = any(row.device_us for rank in report.ranks for row in rank.ops)
     time_us = _device_us if on_gpu else _host_us
     has_kernels = any(rank.total.num_kernels for rank in report.ranks)
-    title = "operators on the CPU" if has_kernels and not on_gpu else "operators"
+    title = "CPU operators" if has_kernels and not on_gpu else "operators"
     parts += _names(title, [rank.ops for rank in whole_ranks(report.ranks)], time_us)
     parts += _names("modules", [rank.modules for rank in whole_ranks(report.ranks)], time_us)
     more = replace(report, findings=screen.details).sentences
