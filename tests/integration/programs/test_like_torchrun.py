@@ -762,7 +762,7 @@ def test_lines_of_two_nodes_have_the_port_that_they_say_and_print_what_their_ran
     dist.init_process_group("gloo")
     dist.barrier()
     print(os.environ["RANK"], os.environ["MASTER_PORT"], sys.stdin.read(), end="", flush=True)
-    print("err", os.environ["RANK"], file=sys.stderr)
+    sys.stderr.write(f"err {os.environ['RANK']}\\n")
     dist.destroy_process_group()
     """
     write(tmp_path, "train.py", program)
@@ -792,8 +792,8 @@ def test_lines_of_two_nodes_have_the_port_that_they_say_and_print_what_their_ran
 
 STREAMS = """
     import os, sys
-    print("out", os.environ["LOCAL_RANK"])
-    print("err", os.environ["LOCAL_RANK"], file=sys.stderr)
+    for name, file in (("out", sys.stdout), ("err", sys.stderr)):
+        file.write(f"{name} {os.environ['LOCAL_RANK']}\\n")  # at once, also with PYTHONUNBUFFERED
     if "--fail" in sys.argv and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         sys.exit(3)
 """
