@@ -45,6 +45,8 @@ from gpurun.launcher.rundir.records import MEASURED, CallSite, Observed, elapsed
 Set = tuple[Candidate, ...]
 BETWEEN_S = 0.2
 """From the end of a launch to the beginning of the next."""
+LONGER = 1.1
+"""How much longer later launches may take: those of several sets take more than one after the other."""
 LEAST_BUDGET_S, LAUNCHES_TO_TRY = 10.0, 8
 """No search ends in less; and how many launches take the least budget in which something is tried."""
 _KEPT = "\n    a launch of a search can't write where others would meet it"
@@ -266,7 +268,7 @@ class RemedySearch:
             plain = (at for at, chosen in enumerate(sets) if not any(row.remedy.cost for row in chosen))
             lengths = [length for at in plain if (length := stage.length_s(at)) is not None]
             if lengths:
-                self.launch_s = max(self.launch_s or 0.0, median(lengths) + BETWEEN_S)
+                self.launch_s = max(self.launch_s or 0.0, LONGER * median(lengths) + BETWEEN_S)
 
     def refuse_writes(self, stage: Stage, is_measured: bool) -> None:
         """Returns if the program writes only where each launch has its own directory.

@@ -25,7 +25,7 @@ from gpurun.launcher.improve.improve import (
     run_improve,
     shares_of,
 )
-from gpurun.launcher.improve.stages import BETWEEN_S, RemedySearch, Stage
+from gpurun.launcher.improve.stages import BETWEEN_S, LONGER, RemedySearch, Stage
 from gpurun.launcher.improve.trials import fitting, num_likely, place_of
 from gpurun.launcher.report.terminal.improve import answer, improve_lines, time_text
 from gpurun.launcher.run.find import find_run
@@ -427,9 +427,9 @@ def test_a_launch_that_compiles_makes_no_other_seem_longer() -> None:
     rows = {name: SimpleNamespace(remedy=SimpleNamespace(cost=name)) for name in ("", "compiles")}
     stage = SimpleNamespace(plan=SimpleNamespace(seeds_steps=False), length_s=(3.0, 12.0).__getitem__)
     search.note(cast(Any, stage), cast(Any, [(rows[""],), (rows["compiles"],)]))
-    assert search.launch_s == 3.0 + BETWEEN_S
+    assert search.launch_s == LONGER * 3.0 + BETWEEN_S
     search.note(cast(Any, stage), cast(Any, [(rows["compiles"],)]))
-    assert search.launch_s == 3.0 + BETWEEN_S
+    assert search.launch_s == LONGER * 3.0 + BETWEEN_S
 
 
 def test_what_only_a_set_costs_is_no_time_of_another_in_the_same_launch() -> None:
