@@ -45,6 +45,21 @@ def show_json(value: Any) -> None:
     click.echo(msgspec.json.format(_encoded(value), indent=2).decode())
 
 
+def show_improvement(found: Any, name: str, as_json: bool, writes: bool = False) -> None:
+    """Prints what a search of `gpurun improve` has found.
+
+    Args:
+        name: of the search, as commands take it.
+        writes: whether the command then applies the change.
+    """
+    from gpurun.launcher.report.terminal.improve import improve_lines
+
+    if as_json:
+        show_json({"improve": found})
+    else:
+        click.echo("\n".join(improve_lines(found, name, writes)))
+
+
 def _encoded(value: Any) -> bytes:
     """The value as JSON; bytes of file names that are no UTF-8 are shown as `\\udcff`."""
     import msgspec

@@ -139,9 +139,7 @@ def run_improve(
     spec, record = job_to_improve(given), path / IMPROVEMENT
     known = read_json(record, Improvement) if record.exists() else None
     if known is not None:
-        has_others = budget_s not in (None, known.budget_s) or numerics > known.numerics
-        if has_others or (known.complete and allows_other_random_numbers):
-            raise SpecError(f"the search in {path} goes on as it began: begin anew for other options")
+        check_same_options(known, path, budget_s, numerics, allows_other_random_numbers)
         if known.complete:
             return known, None
         budget_s, numerics = known.budget_s, known.numerics
@@ -168,6 +166,15 @@ def run_improve(
     except GpurunError:
         keep(found)
         raise
+
+
+def check_same_options(
+    known: Improvement, path: Path, budget_s: float | None, numerics: bool, allows_other_random_numbers: bool
+) -> None:
+    """Raises SpecError where a search would have to begin anew for these options."""
+    is_other = budget_s not in (None, known.budget_s) or numerics > known.numerics
+    if is_other or (known.complete and allows_other_random_numbers):
+        raise SpecError(f"the search in {path} goes on as it began: begin anew for other options")
 
 
 def job_to_improve(given: Invocation) -> JobSpec:

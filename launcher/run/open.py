@@ -103,10 +103,15 @@ def open_run(invocation: Invocation, spec: JobSpec, plan: Plan, machine: Machine
     try:
         fill(run, invocation, spec, plan, machine)
         if out is None:
-            write_bytes(path.parent / LATEST, f"{path.name}\n".encode())
+            name_newest(path)
     except MachineError as error:
         raise elsewhere(error) from error
     return run
+
+
+def name_newest(path: Path) -> None:
+    """Lets `latest` beside a run, or a search, name it."""
+    write_bytes(path.parent / LATEST, f"{path.name}\n".encode())
 
 
 def check_free(path: Path) -> None:

@@ -17,7 +17,7 @@ import msgspec
 from gpurun.launcher.errors import MachineError, SpecError, unwritable
 from gpurun.launcher.machine.process_tree import start_ticks
 from gpurun.launcher.rundir.files import RunDir, newest_name, write_bytes, write_json
-from gpurun.launcher.rundir.paths import LATEST, PLAN, bytes_below
+from gpurun.launcher.rundir.paths import IMPROVEMENT, LATEST, PLAN, bytes_below
 
 _WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """The errors of file systems without hard links: exFAT, many in user space."""
@@ -225,7 +225,7 @@ def name_latest(directory: Path, deleted: str) -> None:
     pointer = directory / LATEST
     if newest_name(pointer) != deleted:
         return
-    left = sorted(plan.parent.name for plan in directory.glob(f"*/{PLAN}"))
+    left = sorted(file.parent.name for name in (PLAN, IMPROVEMENT) for file in directory.glob(f"*/{name}"))
     try:
         if left:
             write_bytes(pointer, f"{left[-1]}\n".encode())

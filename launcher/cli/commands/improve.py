@@ -20,7 +20,7 @@ from gpurun.launcher.cli.options import (
     quiet_option,
     set_option,
 )
-from gpurun.launcher.cli.output import rank_starters, show_json
+from gpurun.launcher.cli.output import rank_starters, show_improvement
 from gpurun.launcher.errors import SpecError
 
 
@@ -33,7 +33,7 @@ from gpurun.launcher.errors import SpecError
 )
 @out_option
 @click.option(
-    "--resume", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="RUN",
+    "--resume", type=click.Path(path_type=Path, exists=True), metavar="RUN",
     help="Continue a search, or apply its change.",
 )  # fmt: skip
 @click.option(
@@ -87,7 +87,7 @@ def improve(
 
     began_s = time.monotonic()
     quit_on_interrupt()
-    check_words(words, module, resume)
+    resume = search_to_resume(words, module, resume)
     if write and not yes and not sys.stdin.isatty():
         raise SpecError("--write asks before it changes files: add --yes where nobody can answer")
     if resume is None:
@@ -96,28 +96,23 @@ def improve(
     script = "" if module is not None or not words else words[0]
     how = (out, resume, only_rank, quiet, allows_others, numerics, began_s)
     found, path, error = finished(given, script, budget_s, *how)
-    from gpurun.launcher.improve.improve import changes_to_write
-    from gpurun.launcher.report.terminal.improve import answer, improve_lines
-
     if write and resume is not None and not found.written:  # whose answer was shown before
+        from gpurun.launcher.improve.improve import changes_to_write
+
         changes_to_write(found, given().directory)
-    if as_json:
-        show_json({"improve": found})
-    else:
-        click.echo("\n".join(improve_lines(found, str(path), writes=write)))
+    show_improvement(found, str(path), as_json, writes=write)
     if error is not None:
         raise error
     if write and apply(found, given(), yes, force):
-        from gpurun.launcher.rundir.files import write_json
-        from gpurun.launcher.rundir.paths import IMPROVEMENT
-
-        written = replace(found, written=True)
-        write_json(path / IMPROVEMENT, written)
-        click.echo(f"next: {dict(answer(written, str(path)))['Next']}", err=True)
+        note_written(found, path)
 
 
-def check_words(words: tuple[str, ...], module: str | None, resume: Path | None) -> None:
-    """Raises SpecError unless they name exactly one program or search."""
+def search_to_resume(words: tuple[str, ...], module: str | None, resume: Path | None) -> Path | None:
+    """The directory of the search that is resumed; `None` where a program begins one.
+
+    Raises:
+        SpecError: the command line doesn't name exactly one program or search.
+    """
     if resume is not None and (words or module is not None):
         raise SpecError("--resume goes on with the program of that search: leave it and its arguments out")
     if module is not None and words[:1] and words[0].endswith(".py"):
@@ -126,6 +121,13 @@ def check_words(words: tuple[str, ...], module: str | None, resume: Path | None)
         raise SpecError(
             "missing argument SCRIPT.py or JOB.yaml; or run a module: gpurun improve -m package.train"
         )
+    if resume is None:
+        return None
+    from gpurun.launcher.run.find import search_directory
+
+    if (found := search_directory(resume)) is None:
+        raise SpecError(f"no search of `gpurun improve` is in {resume.absolute()}")
+    return found
 
 
 def given_by(
@@ -139,11 +141,9 @@ def given_by(
 
     def invocation() -> Any:
         from gpurun.launcher.run.open import program_invocation, read_invocation
-        from gpurun.launcher.rundir.paths import IMPROVEMENT, PLAN, check_owner
+        from gpurun.launcher.rundir.paths import PLAN, check_owner
 
         if resume is not None:
-            if not (resume / IMPROVEMENT).is_file():
-                raise SpecError(f"no search of `gpurun improve` is in {resume.absolute()}")
             check_owner(resume)  # what it says is run, and written into files
             if not (resume / "1-original" / PLAN).is_file():
                 raise SpecError(f"the search in {resume} ended before its first launch: begin anew")
@@ -189,16 +189,12 @@ def finished(
 
         from gpurun.launcher.improve.improve import run_improve
         from gpurun.launcher.run.job import Output
-        from gpurun.launcher.run.open import load_invocation, new_directory
-        from gpurun.launcher.rundir.files import write_bytes
-        from gpurun.launcher.rundir.paths import LATEST
+        from gpurun.launcher.run.open import check_free, load_invocation, name_newest, new_directory
 
         gc.enable()
         invocation = given()
         name = f"{load_invocation(invocation).name}-improve"
         if resume is None and out is not None:
-            from gpurun.launcher.run.open import check_free
-
             check_free(out)
         path = resume or out or new_directory(Path("runs") / name)
         output = Output(quiet, only_rank, is_part=True)
@@ -209,7 +205,7 @@ def finished(
         options = (allows_others, numerics, began_s)
         found, error = run_improve(pools, invocation, budget_s, path, output, say, *options)
         if not (resume or out):
-            write_bytes(path.parent / LATEST, f"{path.name}\n".encode())
+            name_newest(path)
         return found, path, error
 
 
@@ -243,3 +239,14 @@ def apply(found: Any, given: Any, yes: bool, force: bool) -> bool:
     write_changes(changes, given.directory, force)
     click.echo(f"changed {', '.join(str(path) for path in changes)}", err=True)
     return True
+
+
+def note_written(found: Any, path: Path) -> None:
+    """Notes in a search's directory that its change is in the files, and shows what to do next."""
+    from gpurun.launcher.report.terminal.improve import answer
+    from gpurun.launcher.rundir.files import write_json
+    from gpurun.launcher.rundir.paths import IMPROVEMENT
+
+    written = replace(found, written=True)
+    write_json(path / IMPROVEMENT, written)
+    click.echo(f"next: {dict(answer(written, str(path)))['Next']}", err=True)

@@ -14,7 +14,13 @@ from gpurun.launcher.cli.options import (
     json_option,
     run_argument,
 )
-from gpurun.launcher.cli.output import print_comparison, say_if_large, show_json, warn
+from gpurun.launcher.cli.output import (
+    print_comparison,
+    say_if_large,
+    show_improvement,
+    show_json,
+    warn,
+)
 from gpurun.launcher.errors import MachineError, Problem, SpecError, no_directory
 
 
@@ -161,17 +167,13 @@ def report(
 
 def show_search(search: Path, as_json: bool) -> None:
     """What a search of `gpurun improve` has found, as that command shows it."""
-    from gpurun.launcher.report.terminal.improve import improve_lines
     from gpurun.launcher.rundir.files import read_json
     from gpurun.launcher.rundir.improvement import Improvement
     from gpurun.launcher.rundir.paths import IMPROVEMENT, places_of
     from gpurun.launcher.rundir.store import source_of
 
     found = read_json(search / IMPROVEMENT, Improvement, places_of((search,)))
-    if as_json:
-        show_json({"improve": found})
-    else:
-        click.echo("\n".join(improve_lines(found, str(source_of(search)))))
+    show_improvement(found, str(source_of(search)), as_json)
 
 
 def check_output(output: Path, formats: Sequence[str]) -> None:
@@ -245,7 +247,7 @@ def explain(code: str | None, as_json: bool) -> None:
     """
     from difflib import get_close_matches
 
-    from gpurun.launcher.cli.output import line_width, show_json
+    from gpurun.launcher.cli.output import line_width
     from gpurun.launcher.findings.finding_kinds import KINDS, LABELS, cases_of, explained
     from gpurun.launcher.report.terminal.grid import wrap
 

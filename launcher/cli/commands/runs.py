@@ -100,14 +100,15 @@ def runs_to_delete(paths: Sequence[Path]) -> list[Path]:
 
 def run_to_delete(path: Path) -> Path:
     """The run directory to delete that this path means."""
-    from gpurun.launcher.run.find import find_run, run_directory
+    from gpurun.launcher.run.find import find_run, run_directory, search_directory
     from gpurun.launcher.rundir.paths import LATEST, PLAN, is_our_search, is_ours
     from gpurun.launcher.rundir.store import source_of
 
     if not isinstance(source := source_of(path), Path):
         raise SpecError(f"{source} is in a store; delete it there, with the store's own tools")
-    if is_our_search(path) and not path.is_symlink():
-        return path
+    search = search_directory(path) if path.name == LATEST else path
+    if search is not None and is_our_search(search) and not path.is_symlink():
+        return search
     found = run_directory(path) or find_run(path).path  # whatever is in a run can be deleted
     if found != path and path.name != LATEST:
         words = shlex.quote(str(path))

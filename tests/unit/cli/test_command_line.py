@@ -507,6 +507,17 @@ def test_a_search_of_improve_is_deleted_with_its_runs_and_nothing_else(call: Cal
     assert not search.exists()
 
 
+def test_latest_names_a_search_that_is_there(call: Callable[..., Result]) -> None:
+    old, new = (Path("runs/train-improve", name) for name in ("1", "2"))
+    for search in (old, new):
+        search.mkdir(parents=True)
+        (search / "improve.json").write_text("{}")
+    (latest := old.parent / "latest").write_text("2\n")
+    assert "deleted" in call("--delete", str(latest)).stderr
+    assert not new.exists()
+    assert latest.read_text() == "1\n"
+
+
 def test_what_a_run_links_to_is_not_deleted(call: Callable[..., Result], tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/model.pt").write_text("weights")

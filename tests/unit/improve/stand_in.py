@@ -193,18 +193,12 @@ class StandInSearch(RemedySearch):
     program: StandIn
     directory: Path
 
-    def stage(
-        self,
-        name: str,
-        sets: Sequence[Set],
-        *overrides: str,
-        seeds_steps: bool = False,
-        hang_s: float = math.inf,
-    ) -> Any:
+    def stage(self, name: str, sets: Sequence[Set], *overrides: str, **how: Any) -> Any:
         words = re.findall(r"launches: (\d+), (?:limit|rounds): (\d+)", " ".join(overrides))
         launches, steps = map(int, words[0])
         assert not (self.program.keys and "limit" in " ".join(overrides)), "a workload has rounds"
-        found = StandInStage(self, sets, launches, steps, seeds_steps, min(hang_s, self.hang_s), name)
+        hang_s = min(how.get("hang_s", math.inf), self.hang_s)
+        found = StandInStage(self, sets, launches, steps, how.get("seeds_steps", False), hang_s, name)
         self.program.stages.append((name, found.sets))
         if name == self.program.interrupted_at:
             self.interrupted = cast(Any, StandInPart(found, self.program.measured_before))

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 from click.testing import CliRunner
 
-from gpurun.launcher.cli.commands.improve import apply, given_by
+from gpurun.launcher.cli.commands.improve import apply, given_by, search_to_resume
 from gpurun.launcher.cli.commands.report import report
 from gpurun.launcher.compare.model import Difference
 from gpurun.launcher.errors import Interrupted, SpecError
@@ -672,9 +672,11 @@ def test_a_report_of_a_search_is_its_answer(tmp_path: Path) -> None:
 
 
 def test_where_no_search_is_none_is_resumed(tmp_path: Path) -> None:
-    given = given_by((), None, "auto", (), tmp_path)
     with pytest.raises(SpecError, match=f"no search of `gpurun improve` is in {tmp_path}"):
-        given()
-    (tmp_path / "improve.json").write_text("{}")
+        search_to_resume((), None, tmp_path)
+    (search := tmp_path / "1").mkdir()
+    (search / "improve.json").write_text("{}")
+    (latest := tmp_path / "latest").write_text("1\n")
+    assert search_to_resume((), None, latest) == search
     with pytest.raises(SpecError, match="ended before its first launch"):
-        given()
+        given_by((), None, "auto", (), search)()
