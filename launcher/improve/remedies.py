@@ -523,10 +523,12 @@ def candidates(
         found = _sites_of(remedy, sites)
         if not found and remedy.call not in OF_PROGRAM:
             continue
-        if not any(remedy.fits(given, around) for given in ([site.given for site in found] or [{}])):
+        fits = [remedy.fits(given, around) for given in ([site.given for site in found] or [{}])]
+        stated = remedy.arguments(around) if callable(remedy.arguments) else remedy.arguments
+        others = [site for site, is_fit in zip(found, fits, strict=False) if not is_fit]
+        if not any(fits) or any(_states_other(site, stated) for site in others):
             continue
         given = {key for site in found for key in site.given}
-        stated = remedy.arguments(around) if callable(remedy.arguments) else remedy.arguments
         # A keyword that is False only undoes what a call gives.
         arguments = {key: value for key, value in stated.items() if value is not False or key in given}
         replaces = remedy.call == "env" or any(key in given for key in arguments)
@@ -537,6 +539,11 @@ def candidates(
             continue
         refusal = _refusal(remedy, next(iter(found), None), around, shares)
         yield Candidate(remedy, found, arguments, refusal, replaces=replaces)
+
+
+def _states_other(site: CallSite, arguments: Mapping[str, Any]) -> bool:
+    """Whether a call has another value of one of these arguments: a remedy changes all calls of its kind."""
+    return any(site.given.get(key, repr(value)) != repr(value) for key, value in arguments.items())
 
 
 def options_text(options: Mapping[str, str]) -> str:

@@ -85,6 +85,13 @@ def test_remedies_that_would_change_something_are_tried(
     assert [each.code for each in found] == codes
 
 
+@pytest.mark.parametrize(("stated", "tried"), [("0", True), ("2", True), ("8", False)])
+def test_a_value_that_another_call_states_is_respected(stated: str, tried: bool) -> None:
+    sites = [LOADER, replace(site("DataLoader", num_workers=stated), line=20)]
+    codes = [each.code for each in candidates(sites, AROUND, SHARES)]
+    assert ("DataLoader(num_workers=2, persistent_workers=True)" in codes) is tried
+
+
 def job(**given: object) -> CallSite:
     """A workload on which these keys have an effect."""
     return replace(site(WORKLOAD), given={key: repr(value) for key, value in given.items()})
@@ -210,7 +217,7 @@ def test_options_of_a_trainer_on_the_command_line_have_the_library_make_the_chan
 
 def test_a_remedy_changes_all_calls_of_its_kind_in_the_users_files() -> None:
     """It is tried if it would change any of them."""
-    known = replace(site("DataLoader", num_workers="4"), line=7)
+    known = replace(site("DataLoader", num_workers="2"), line=7)
     theirs = replace(LOADER, line=9, is_users=False)
     calls = [known, LOADER, theirs, ADAM, site("SGD", foreach="True")]
     found = {each.remedy.name: each for each in candidates(calls, AROUND, SHARES)}
