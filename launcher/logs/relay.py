@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import filterfalse, islice
 from pathlib import Path
 from typing import BinaryIO
@@ -176,13 +177,9 @@ class Relay:
         return self.as_it_is and tail.path in self._logs
 
     def _pass_on(self, is_last: bool = False) -> None:
-        """Copies what ranks have written to stdout: lines, and the beginning of one that doesn't go on."""
+        """Copies what ranks have written to stdout, also the beginning of a line that doesn't go on."""
         for tail in filter(self._is_passed_on, self._tails):
-            has_grown = False
-            for portion in islice(iter(tail.read_bytes, b""), None if is_last else _MOST_PORTIONS):
-                has_grown = True
-                lines, end, tail.rest = (tail.rest + portion).rpartition(b"\n")
-                _write(without_noise(lines + end))
+            has_grown = _pass_lines_on(tail, None if is_last else _MOST_PORTIONS)
             if is_last or not has_grown:
                 _write(without_noise(tail.rest))
                 tail.rest = b""
@@ -192,11 +189,12 @@ class Relay:
         for log in self._logs - self._full:
             if num_bytes(log) + num_bytes(older_part(log)) <= share_bytes:
                 continue
-            if not rotate(log, share_bytes // 2):
+            tails = [tail for tail in self._tails if tail.path == log]
+            if not rotate(log, share_bytes // 2, partial(_catch_up, [*filter(self._is_passed_on, tails)])):
                 self._full.add(log)
                 continue
-            for tail in self._tails:
-                tail.offset = 0 if tail.path == log else tail.offset
+            for tail in tails:
+                tail.offset = 0
 
     def finish(self) -> None:
         """Shows the rest, after ranks have ended well."""
@@ -238,6 +236,24 @@ def _print(lines: Sequence[str]) -> None:
         sys.stdout.flush()
 
 
+def _pass_lines_on(tail: LogTail, most_portions: int | None) -> bool:
+    """Copies complete lines and states of a progress bar to stdout; whether the log has grown."""
+    has_grown = False
+    for portion in islice(iter(tail.read_bytes, b""), most_portions):
+        has_grown, text = True, tail.rest + portion
+        end = 1 + max(text.rfind(b"\n"), text.rfind(b"\r"))
+        end = end if len(text) - end <= MAX_LINE_BYTES else len(text)
+        _write(without_noise(text[:end]))
+        tail.rest = text[end:]
+    return has_grown
+
+
+def _catch_up(tails: Iterable[LogTail]) -> None:
+    """Copies what is in the logs to stdout; of what a fast rank writes meanwhile, as much again."""
+    for tail in tails:
+        _pass_lines_on(tail, 2 + 2 * (num_bytes(tail.path) - tail.offset) // MOST_AT_ONCE_BYTES)
+
+
 def _write(portion: bytes) -> None:
     """Writes to stdout; nothing more once its reader is gone."""
     with suppress(OSError):
@@ -245,18 +261,20 @@ def _write(portion: bytes) -> None:
             portion = portion[os.write(STDOUT_FD, portion) :]
 
 
-def rotate(log: Path, keep_bytes: int) -> bool:
+def rotate(log: Path, keep_bytes: int, before: Callable[[], None] = lambda: None) -> bool:
     """Moves the newest output to the older part of a log, and empties it; whether it could.
 
     A rank has it open, and appends, so that it can't be renamed. What the rank writes between the copy and
-    the truncation is lost, as with `copytruncate` of logrotate.
+    the truncation is lost, as with `copytruncate` of logrotate. `before` is called before each of the two.
     """
     older, draft = older_part(log), log.with_name(f".{log.name}.part")
+    before()
     try:
         with draft.open("wb") as copy:
             copy.write(REMOVED)
             _copy_end((older, log), copy, keep_bytes)
         draft.replace(older)
+        before()
         os.truncate(log, 0)
     except OSError:
         with suppress(OSError):
