@@ -1,7 +1,7 @@
 """Finds the run, or the traces, that a path on the command line means."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -12,6 +12,7 @@ from gpurun.launcher.rundir.files import RunDir, newest_name
 from gpurun.launcher.rundir.paths import (
     IMPROVEMENT,
     LATEST,
+    PLAN,
     SELFTEST,
     Url,
     is_name,
@@ -58,8 +59,8 @@ def find_run(path: Path) -> RunDir:
         ways = f"to view this trace: gpurun view {place}\n    to analyse it: gpurun trace {trace}"
         raise SpecError(f"{source_of(path)} is a trace, not a run\n    {ways}")
     if (search := search_directory(path)) is not None:
-        shown = source_of(search)
-        runs = sorted(plan.parent.name for plan in search.glob(f"*/{RunDir(search).plan.name}"))
+        shown = shlex.quote(str(source_of(search)))
+        runs = sorted(plan.parent.name for plan in search.glob(f"*/{PLAN}"))
         named = f"; its runs are in it: {first_of(runs, _MOST_NAMED)}" if runs else ""
         raise SpecError(f"{shown} is a search, not a run: `gpurun report {shown}` shows what it found{named}")
     raise SpecError(f"{_found(path)}; {_runs_near(path)}")
@@ -67,14 +68,14 @@ def find_run(path: Path) -> RunDir:
 
 def search_directory(path: Path) -> Path | None:
     """The directory of a search of `gpurun improve` that `path` means, if there is one."""
-    return next((each for each in _meant(path) if (each / IMPROVEMENT).is_file()), None)
+    return _first_meant(path, lambda each: (each / IMPROVEMENT).is_file())
 
 
 def _found(path: Path) -> str:
     """The kind of thing that is there instead of a run, by the name that its user knows."""
     if _is_job_file(path):
         return f"{source_of(path)} is a job file"
-    selftest = next((each for each in _meant(path) if (each / SELFTEST).is_file()), None)
+    selftest = _first_meant(path, lambda each: (each / SELFTEST).is_file())
     if selftest is not None:
         return f"{source_of(path)} is a self-test, not a run: what it found is in {selftest / SELFTEST}"
     return f"{source_of(path)}: no run here" if path.exists() else f"there is no run `{path}`"
@@ -82,9 +83,17 @@ def _found(path: Path) -> str:
 
 def run_directory(path: Path) -> Path | None:
     """The run directory that `path` means, if there is one: with anything that has a plan's name."""
+    return _first_meant(path, lambda each: (each / PLAN).exists() or (each / PLAN).is_symlink())
+
+
+def _first_meant(path: Path, is_it: Callable[[Path], bool]) -> Path | None:
+    """The first of the directories that `path` may mean for which that holds.
+
+    Raises:
+        SpecError: they can't be read.
+    """
     try:
-        plans = (RunDir(each).plan for each in _meant(path))
-        return next((plan.parent for plan in plans if plan.exists() or plan.is_symlink()), None)
+        return next(filter(is_it, _meant(path)), None)
     except OSError as error:
         raise SpecError(unreadable(error.filename, error)) from error
 

@@ -24,7 +24,13 @@ from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.logs.relay import all_lines, not_shown
 from gpurun.launcher.plan.model import MAX_DEVICES_OF_ALL, MAX_PROCESSES, Plan
 from gpurun.launcher.report.tensorboard import SUFFIX, write_tensorboard
-from gpurun.launcher.run.find import MAX_RECORDS_BYTES, checked_run, find_run
+from gpurun.launcher.run.find import (
+    MAX_RECORDS_BYTES,
+    checked_run,
+    find_run,
+    run_directory,
+    search_directory,
+)
 from gpurun.launcher.run.open import (
     read_invocation,
 )
@@ -356,6 +362,17 @@ def test_a_pointer_to_the_newest_run_may_hold_anything(run: RunDir) -> None:
     (run.path.parent / "improve.json").write_text("{}")
     with pytest.raises(SpecError, match=r"is a search, not a run: `gpurun report .*` shows what it found"):
         find_run(run.path.parent)
+    search = run.path.parent / "my search"
+    search.mkdir()
+    (search / "improve.json").write_text("{}")
+    with pytest.raises(SpecError, match=f"`gpurun report '{search}'` shows"):
+        find_run(search)
+
+
+def test_a_name_that_is_too_long_is_no_run_and_no_search(tmp_path: Path) -> None:
+    for find in (find_run, run_directory, search_directory):
+        with pytest.raises(SpecError, match=r"can't read .*: File name too long"):
+            find(tmp_path / (300 * "a"))
 
 
 def test_a_log_of_no_rank_is_none(run: RunDir) -> None:
