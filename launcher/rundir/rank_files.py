@@ -29,10 +29,11 @@ def write_error(written: str, target: str, code: int | None) -> None:
 
     Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py, `dump_error_file`
     """
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, RecursionError):
         error = json.loads(Path(written).read_bytes())
-        if code and isinstance(error.get("message"), dict):
-            error["message"]["errorCode"] = code
+        match error:
+            case {"message": dict(message)} if code:
+                message["errorCode"] = code
         Path(target).write_text(json.dumps(error))
 
 

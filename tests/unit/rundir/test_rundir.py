@@ -10,6 +10,7 @@ import pytest
 from gpurun.launcher.errors import MachineError, SpecError, unwritable
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, read_lines, write_json
 from gpurun.launcher.rundir.paths import check_writable, refuse_links
+from gpurun.launcher.rundir.rank_files import write_error
 from gpurun.launcher.rundir.records import Event, VariantFacts, elapsed_s
 from tests.wording import Wording
 
@@ -118,3 +119,20 @@ def test_restarts_go_on_from_what_was_saved_but_not_by_other_software(tmp_path: 
     for name in ("01-program-2~3", "01-program-2~4"):
         assert run.program_files(name) == tmp_path / "launches/01-program-2~3/files"
     assert run.program_files("02-program-2~2") == tmp_path / "launches/02-program-2/files"
+
+
+@pytest.mark.parametrize(
+    ("written", "copied"),
+    [
+        ('{"message": {"a": 1}}', '{"message": {"a": 1, "errorCode": 7}}'),
+        ('{"message": "x"}', '{"message": "x"}'),
+        ('["x"]', '["x"]'),
+        ("{", None),
+        ("[" * 9999, None),
+    ],
+)
+def test_an_error_file_may_hold_anything(tmp_path: Path, written: str, copied: str | None) -> None:
+    own, target = tmp_path / "own", tmp_path / "target"
+    own.write_text(written)
+    write_error(str(own), str(target), 7)
+    assert (target.read_text() if target.exists() else None) == copied
