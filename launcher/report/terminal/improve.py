@@ -1,6 +1,7 @@
 """What `gpurun improve` prints: the answer in three lines, then the remedies."""
 
 import math
+import shlex
 from collections.abc import Sequence
 
 from gpurun.launcher.report.terminal.grid import cut, grid
@@ -20,7 +21,7 @@ def improve_lines(found: Improvement, name: str, writes: bool = False) -> list[s
     """The answer, the table, and what limits it.
 
     Args:
-        name: of the search, as commands take it.
+        name: of the search's directory.
         writes: whether the command then applies the change.
     """
     lines = [LABEL.format(label, text) for label, text in answer(found, name, writes) if text]
@@ -49,7 +50,7 @@ def untried_line(why: str, remedies: Sequence[RemedyResult]) -> str:
 
 def answer(found: Improvement, name: str, writes: bool = False) -> list[tuple[str, str]]:
     """The three lines by their labels."""
-    resume = f"gpurun improve --resume {name}"
+    resume = f"gpurun improve --resume {shlex.quote(name)}"
     others = [
         f"{each.code} draws other random numbers: begin again with --allow-other-random-numbers"
         for each in found.remedies

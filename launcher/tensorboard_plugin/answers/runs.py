@@ -126,7 +126,7 @@ def _past_search(found: Improvement, stages: Sequence[tuple[Path, Listed]]) -> P
         job=found.name,
         status="done" if found.complete else "running" if run.status == "running" else "stopped",
         num_bytes=bytes_below(listed.path.parent),
-        headline=answer(found, shlex.quote(name))[0][1],
+        headline=answer(found, name)[0][1],
     )
 
 
@@ -214,7 +214,7 @@ def _improvement(listed: Listed) -> dict[str, Any] | None:
     found = read_improvement(listed)
     if found is None:
         return None
-    (_, headline), *rest = answer(found, shlex.quote(str(listed.path.parent)))
+    (_, headline), *rest = answer(found, str(listed.path.parent))
     return {
         "headline": headline,
         "details": [[label, text] for label, text in rest if text],

@@ -168,6 +168,9 @@ def test_where_there_was_no_time_for_all_a_larger_budget_is_proposed(tmp_path: P
 
 
 def test_a_search_that_has_only_begun_says_nothing_of_remedies() -> None:
+    assert dict(answer(Improvement(1, "train.py", 60.0), "my search"))["Next"] == (
+        "gpurun improve --resume 'my search'"
+    )
     assert improve_lines(Improvement(1, "train.py", 60.0), "found") == [
         "Answer   nothing is proven to make train.py faster yet",
         "Next     gpurun improve --resume found",
