@@ -78,7 +78,7 @@ def refs_of(directory: Path) -> dict[str, str]:
     """What the branches, the tags and HEAD are at, by name; empty outside of git."""
     form = "--format=%(objectname) %(refname)"
     found = git(directory, "for-each-ref", form, "refs/heads", "refs/tags").out.splitlines()
-    head = git(directory, "rev-parse", "--verify", "--quiet", "HEAD").out
+    head = commit_of(directory)
     refs = {name: commit for commit, _, name in (line.partition(" ") for line in found)}
     return {**refs, "HEAD": head} if head else refs
 
