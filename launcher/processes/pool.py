@@ -52,6 +52,7 @@ from gpurun.launcher.processes.protocol import (
     StartFailed,
     StartRequest,
 )
+from gpurun.launcher.rundir.paths import main_file
 
 if TYPE_CHECKING:
     from gpurun.launcher.inspect.snapshot import RankSnapshot
@@ -515,7 +516,7 @@ class WorkerPools(AbstractContextManager["WorkerPools"]):
         if pool is None:
             while len(self._pools) >= MOST_SERVERS:
                 self._pools.pop(next(iter(self._pools))).close()
-            sets = shared_by_ranks(self._script, env)
+            sets = shared_by_ranks(main_file(self._script), env)
             pool = WorkerPool(
                 self._guard, self._preload, env, self.secrets, python, lambda text: self.say(text), sets
             )

@@ -45,7 +45,7 @@ from gpurun.launcher.rundir.files import (
     read_json,
     write_json,
 )
-from gpurun.launcher.rundir.paths import num_bytes
+from gpurun.launcher.rundir.paths import main_file, num_bytes
 from gpurun.launcher.rundir.rank_files import ERROR_FILE, RankFiles, line_prefix, write_error
 from gpurun.launcher.rundir.records import Event, LeftProcess, Stage
 from gpurun.launcher.rundir.remembered import remembered
@@ -143,7 +143,8 @@ class Starter:
 
     def script(self, launch: Launch, program: Variant) -> Path:
         """The program's file; its directory for a module."""
-        return self.code_dir(launch) / (program.script or "")
+        directory = self.code_dir(launch)
+        return Path(main_file(str(directory / program.script))) if program.script else directory
 
     def code_dir(self, launch: Launch) -> Path:
         """The directory from which the job's file names start: in the version that the launch runs."""

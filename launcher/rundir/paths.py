@@ -353,10 +353,15 @@ def _num_bytes_of(entry: "os.DirEntry[str]") -> int:
     return status.st_size if stat.S_ISREG(status.st_mode) and _RECORD.fullmatch(entry.name) else 0
 
 
+def main_file(script: str) -> str:
+    """The file that Python runs: of a directory, its `__main__.py`."""
+    return os.path.join(script, "__main__.py") if os.path.isdir(script) else script
+
+
 def holds_main(path: str | Path) -> bool:
     """Whether it is a directory or archive that Python runs, since it has a `__main__.py`."""
     if os.path.isdir(path):
-        return os.path.isfile(os.path.join(path, "__main__.py"))
+        return os.path.isfile(main_file(str(path)))
     if str(path).endswith(".py"):
         return False
     import zipfile  # rarely needed

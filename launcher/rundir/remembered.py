@@ -12,6 +12,7 @@ import msgspec
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.rundir.files import read_json, write_json
+from gpurun.launcher.rundir.paths import main_file
 from gpurun.launcher.rundir.records import ProgramConfig
 from gpurun.launcher.rundir.store import cache_directory
 
@@ -52,7 +53,7 @@ def remembered(script: str, python: str) -> tuple[str, ...]:
 
 def name_of(config: ProgramConfig) -> str:
     """What a program is remembered by: its file, or its module in this directory."""
-    return config.script or f"-m {config.module}"
+    return main_file(config.script) if config.script else f"-m {config.module}"
 
 
 def _hash_of(source: bytes) -> str:

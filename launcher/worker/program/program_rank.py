@@ -30,6 +30,7 @@ from gpurun.launcher.inspect.stacks import code_hashes
 from gpurun.launcher.machine.accelerators import CPU, accelerator_of, gpu_kinds
 from gpurun.launcher.processes.import_variables import changed, may_set, set_by
 from gpurun.launcher.rundir.files import RunDir, append_lines, keep_lines, read_json, write_json
+from gpurun.launcher.rundir.paths import main_file
 from gpurun.launcher.rundir.records import (
     NO_GROUP,
     NO_STEPS,
@@ -432,9 +433,8 @@ class ProgramRank:
         finally:
             torch_alone.show()
             others.show()
-        script = self.config.script
-        if code == 0 and self.rank == 0 and script is not None and beginning is not None:
-            remember(script, imported, beginning.env)
+        if code == 0 and self.rank == 0 and self.config.script is not None and beginning is not None:
+            remember(name_of(self.config), imported, beginning.env)
         return code
 
     def run_program(self) -> int:
@@ -588,13 +588,12 @@ def begin_with(config: ProgramConfig, argv: Sequence[str], control: str) -> dict
 
     Returns that environment, as far as the program's text says it; `None`: it is this one.
     """
+    script = main_file(config.script) if config.script else None
     try:
-        source = Path(config.script or "").read_bytes() if config.script else b""
+        source = Path(script).read_bytes() if script else b""
     except OSError:
         return None  # the program's own message says so
-    if not is_seeded(config) and (
-        may_set(config.script, config.module) or sets_variables(name_of(config), source)
-    ):
+    if not is_seeded(config) and (may_set(script, config.module) or sets_variables(name_of(config), source)):
         Beginning(tuple(argv), control).begin_without_torch()
     env, values = dict(os.environ), set_by(source, os.environ)
     if changed({**env, **IMPORTED_WITH}, {**env, **values}):

@@ -107,20 +107,23 @@ IN_A_MODULE = {"settings.py": "import os\nos.environ['TORCH_LOGS'] = 'recompiles
 
 
 @pytest.mark.parametrize(
-    ("sets", "modules"),
+    ("sets", "modules", "name"),
     [
-        ("os.environ['TORCH_LOGS'] = ','.join(['recompiles'])", {}),
-        ("import settings", IN_A_MODULE),
+        ("os.environ['TORCH_LOGS'] = ','.join(['recompiles'])", {}, "train.py"),
+        ("import settings", IN_A_MODULE, "train.py"),
+        ("import settings", IN_A_MODULE, "app"),
     ],
 )
 def test_a_computed_variable_is_obeyed_and_nothing_runs_twice(
-    tmp_path: Path, sets: str, modules: dict[str, str]
+    tmp_path: Path, sets: str, modules: dict[str, str], name: str
 ) -> None:
-    write(tmp_path, "train.py", COMPUTED.replace("{sets}", sets))
-    for name, text in modules.items():
-        (tmp_path / name).write_text(text)
+    directory = tmp_path / "app" if name == "app" else tmp_path
+    directory.mkdir(exist_ok=True)
+    write(directory, "__main__.py" if name == "app" else name, COMPUTED.replace("{sets}", sets))
+    for module, text in modules.items():
+        (directory / module).write_text(text)
     (tmp_path / "given").write_text("with what it was given\n")
-    line = f"{shlex.quote(sys.executable)} -m gpurun --out run torchrun train.py < given"
+    line = f"{shlex.quote(sys.executable)} -m gpurun --out run torchrun {name} < given"
     argv = ["sh", "-c", line]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "begins with what it was given\nrecompiles\n"
