@@ -85,7 +85,7 @@ class Commands(click.Group):
         args = args or ["--help"]
         if (line := behind_own_options(args)) is not None:
             args = line
-        elif args[0] == "-m" or (len(args) > 1 and args[0].startswith("torch.")):
+        elif args[0] == "-m" or (len(args) > 1 and (args[0].startswith("torch.") or "/" in args[0])):
             refuse_launcher(args)
         if line is None and args[0] not in own and args[0] not in COMMANDS and not is_typo(args[0]):
             args = ["job", *args]
@@ -137,22 +137,14 @@ def behind_own_options(args: list[str]) -> list[str] | None:
     """The arguments of the command where `torchrun` stands behind options only, which are gpurun's."""
     if TORCHRUN not in args or not (args[0].startswith("-") or args[0] == TORCHRUN):
         return None
-    from gpurun.launcher.cli.commands.job import torchrun
+    from gpurun.launcher.cli.commands.job import behind_options, torchrun
 
-    takes_value = {
-        name
-        for each in torchrun.params
-        if isinstance(each, click.Option) and not each.is_flag
-        for name in each.opts
-    }
-    for at, word in enumerate(args):
-        if word == TORCHRUN:
-            rest = args[at + 1 :]
-            is_help = rest[:1] in (["--help"], ["-h"])
-            return [TORCHRUN, *args[:at], *(rest[:1] if is_help else ["--", *rest])]
-        if not word.startswith("-") and not (at and args[at - 1] in takes_value):
-            return None
-    return None
+    line = behind_options(args, torchrun.params)
+    if line[:1] != [TORCHRUN]:
+        return None
+    own, rest = args[: len(args) - len(line)], line[1:]
+    is_help = rest[:1] in (["--help"], ["-h"])
+    return [TORCHRUN, *own, *(rest[:1] if is_help else ["--", *rest])]
 
 
 def refuse_launcher(args: list[str]) -> None:

@@ -198,8 +198,7 @@ class ProgramCommand(click.Command):
     """A command whose last arguments, after `--`, belong to a program."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        line = [*dropwhile(lambda word: word.startswith("-") and word != "-m", args)]
-        if (meant_line := without_launcher(line)) is not None:
+        if (meant_line := without_launcher(behind_options(args, self.params))) is not None:
             raise SpecError(meant_line)
         try:
             return super().parse_args(ctx, [*args])  # click takes words away
@@ -215,6 +214,16 @@ class ProgramCommand(click.Command):
             ways = [way for way in (first, then) if way]
             text = f"gpurun run has no option {error.option_name}; " + "\n    otherwise, ".join(ways)
             raise SpecError(text) from None
+
+
+def behind_options(args: Sequence[str], params: Sequence[click.Parameter]) -> list[str]:
+    """The arguments from the first that is no option of these, nor the value of one; or from `-m` on."""
+    options = (each for each in params if isinstance(each, click.Option) and not each.is_flag)
+    takes_value = {name for each in options for name in each.opts}
+    for at, word in enumerate(args):
+        if word == "-m" or not (word.startswith("-") or (at and args[at - 1] in takes_value)):
+            return [*args[at:]]
+    return []
 
 
 def without_launcher(words: Sequence[str]) -> Problem | None:

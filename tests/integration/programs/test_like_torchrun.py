@@ -929,6 +929,9 @@ def test_a_command_that_is_not_pythons_becomes_the_rank(tmp_path: Path) -> None:
         ("python -m torch.distributed.run --nproc 2 t.py", "gpurun torchrun --nproc 2 t.py"),
         ("run accelerate launch --num_processes 2 t.py --x 1", "torchrun --nproc-per-node 2 t.py --x 1"),
         ("accelerate launch t.py --x 1", "gpurun run t.py -- --x 1"),
+        ("run --out R --devices cpu:2 torchrun --nnodes 1 t.py", "gpurun torchrun --nnodes 1 t.py"),
+        ("/usr/bin/torchrun --nproc-per-node 2 t.py", "gpurun torchrun --nproc-per-node 2 t.py"),
+        ("-m torch.distributed.run --nproc 2 t.py", "gpurun torchrun --nproc 2 t.py"),
         ("run train.py --epochs 1", "gpurun run train.py -- --epochs 1"),
     ],
 )
