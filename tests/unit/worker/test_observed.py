@@ -1,6 +1,8 @@
 """Which keys of a job have an effect on a workload."""
 
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -15,6 +17,7 @@ import torch._dynamo  # the first optimizer imports it, and that sets an environ
 from torch import nn
 
 from gpurun import Workload
+from gpurun.launcher.machine.landlock import can_restrict_writes
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import VariantConfig
 from gpurun.launcher.worker.program.observed import Writes
@@ -117,3 +120,47 @@ def test_what_an_earlier_launch_left_in_shared_memory_is_not_written(tmp_path: P
                 Path(file.name).write_text("other")
             Path("/dev/null").write_text("other")
     assert writes.found == {file.name}
+
+
+KEPT = """
+import sys
+from pathlib import Path
+from gpurun.launcher.rundir import launch_writes
+launch_writes.temporary_places = lambda: ()  # where this test runs
+observes, kind = sys.argv[1] == "True", sys.argv[2]
+
+def train(*_):
+    Path("run/own").touch()
+    Path("last.pt").write_text("other")
+
+if kind == "program":
+    from gpurun.launcher.rundir.files import RunDir
+    from gpurun.launcher.rundir.records import ProgramConfig
+    from gpurun.launcher.worker.program.run_program import with_own_directory
+    config = ProgramConfig("l", "run", ".", "train.py", None, (), None, 1, 0, (), observe=observes)
+    with_own_directory(config, RunDir(Path("run")))
+    train()
+else:
+    from gpurun.launcher.worker.entry import workload_rank
+    from gpurun.launcher.rundir.files import write_json
+    from tests.launches import launch_config
+    write_json(Path("config"), launch_config(run_dir="run", observe=observes))
+    workload_rank.run_launch = train
+    workload_rank.main(["config", "0"])
+"""
+
+
+@pytest.mark.skipif(not can_restrict_writes(), reason="this kernel has no Landlock, or an older one")
+@pytest.mark.parametrize("kind", ["program", "workload"])
+@pytest.mark.parametrize("observes", [True, False])
+def test_a_launch_of_a_search_is_kept_to_its_places_and_no_other(
+    tmp_path: Path, kind: str, observes: bool
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "last.pt").write_text("best")
+    argv = [sys.executable, "-c", KEPT, str(observes), kind]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert (tmp_path / "run/own").exists(), done.stderr
+    assert ("Permission denied: 'last.pt'" in done.stderr, done.returncode != 0) == (observes, observes)
+    assert (tmp_path / "last.pt").read_text() == ("best" if observes else "other")
