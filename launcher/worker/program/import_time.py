@@ -116,9 +116,7 @@ class OwnModules(HiddenPackages):
         """Finds one that the other finders would find in the same file."""
         if name not in self.packages or name not in self._hidden:
             return None
-        known = self._hidden[name].__spec__
-        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
-        found = next((spec for spec in others if spec is not None), None)
+        known, found = self._hidden[name].__spec__, found_by_others(self, name, path, target)
         if found is None or known is None or found.origin != known.origin:
             return None
         return super().find_spec(name, path, target)
@@ -126,8 +124,7 @@ class OwnModules(HiddenPackages):
     def exec_module(self, module: ModuleType) -> None:
         """Shows this one with all that is in it."""
         module.__spec__ = self._specs.pop(module.__name__)
-        package = module.__name__
-        for name in [name for name in self._hidden if top_of(name) == package]:
+        for name in [name for name in self._hidden if top_of(name) == module.__name__]:
             sys.modules[name] = self._hidden.pop(name)
 
     @contextmanager
@@ -191,6 +188,12 @@ class HiddenLoggers(dict[str, Any]):
         return {name: self[name] for name in self}.values()
 
 
+def found_by_others(asking: MetaPathFinder, name: str, path: Any, target: Any) -> ModuleSpec | None:
+    """What the other finders find by that name."""
+    found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not asking)
+    return next((spec for spec in found if spec is not None), None)
+
+
 def top_of(module: str) -> str:
     """The package that a module belongs to."""
     return module.partition(".")[0]
@@ -209,9 +212,7 @@ class AfterImport(MetaPathFinder, Loader):
         """Finds the package; not every caller imports it, some only ask whether there is one."""
         if name != self.package:
             return None
-        others = (finder for finder in sys.meta_path if finder is not self)
-        found = (finder.find_spec(name, path, target) for finder in others)
-        spec = next((spec for spec in found if spec is not None), None)
+        spec = found_by_others(self, name, path, target)
         if spec is not None:
             self._loader, spec.loader = spec.loader, self
         return spec

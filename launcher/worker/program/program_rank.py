@@ -613,7 +613,7 @@ def own_modules(config: ProgramConfig) -> set[str]:
     found = {*OWN_MODULES}
     if WITH_TORCH:
         with suppress(OSError):
-            beside = {name.partition(".")[0] for name in os.listdir(directory)}
+            beside = {*map(top_of, os.listdir(directory))}
             found |= (beside & sys.modules.keys()) - WITH_TORCH - {"gpurun", "__main__"}
     return found
 
