@@ -271,7 +271,7 @@ def _report(ranked: Ranked, matched: Matched, notes: Sequence[Finding]) -> Trace
     views = tuple(_views(ranked, matched, base_ns))
     kinds = _kinds(ranked, matched)
     ranks = [rank for rank, _ in ranked.digests]
-    last_ranks = [last_rank(each, matched.offsets) for each in matched.collectives]
+    last_ranks = [last_rank(each, matched.clocks) for each in matched.collectives]
     report = TraceReport(
         schema=4,
         base_time_ns=base_ns if abs(base_ns) < MAX_UNIX_NS else 0,

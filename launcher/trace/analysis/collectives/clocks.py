@@ -46,6 +46,14 @@ class Clocks:
         """Whether these ranks have one clock, so that their times can be compared as they are."""
         return len({self.owners.get(rank, rank) for rank in ranks}) == 1
 
+    def are_linked(self, ranks: Iterable[int]) -> bool:
+        """Whether it is known which of these ranks came first, as far as their clocks are aligned."""
+        islands = {rank: island for island in self.unlinked for rank in island}
+        ranks = set(ranks)
+        if len({islands.get(rank) for rank in ranks}) > 1:
+            return False
+        return self.are_one(ranks) or all(self.slack.get(rank, 0) is not None for rank in ranks)
+
     def of_all(self, owners: Mapping[int, int]) -> Clocks:
         """The clocks of all ranks, from those of the lowest ranks that have each."""
         return replace(

@@ -131,7 +131,7 @@ def _waits_and_transfer(parts: Sequence[RankPart], clocks: Clocks) -> tuple[dict
         for part in parts:
             longest_ns = part.local.duration if meets else waits[part.rank]
             waits[part.rank] = min(latest_ns - part.start_ns, longest_ns)
-    if (last := _last(parts, clocks.offsets)) is not None:
+    if (last := _last(parts, clocks)) is not None:
         waits[last] = 0
     return waits, min(part.local.duration - waits[part.rank] for part in parts)
 
@@ -158,9 +158,9 @@ def _until_all_came(part: RankPart, parts: Sequence[RankPart], clocks: Clocks) -
     return max((ns for ns in late if 0 < ns <= part.local.duration), default=0)
 
 
-def last_rank(collective: Collective, offsets: Mapping[int, int]) -> int | None:
+def last_rank(collective: Collective, clocks: Clocks) -> int | None:
     """The rank that arrived last, on aligned clocks; `None` if unclear, as with ties."""
-    return _last(collective.parts, offsets) if shows_last(collective) else None
+    return _last(collective.parts, clocks) if shows_last(collective) else None
 
 
 def shows_last(collective: Collective) -> bool:
@@ -172,8 +172,10 @@ def shows_last(collective: Collective) -> bool:
     return collective.matched and num_ranks > 1 and not (collective.is_grouped and num_ranks > 2)
 
 
-def _last(parts: Sequence[RankPart], offsets: Mapping[int, int]) -> int | None:
-    arrivals = [(part.start_ns - offsets[part.rank], part.rank) for part in parts]
+def _last(parts: Sequence[RankPart], clocks: Clocks) -> int | None:
+    if not clocks.are_linked(part.rank for part in parts):
+        return None
+    arrivals = [(part.start_ns - clocks.offsets[part.rank], part.rank) for part in parts]
     latest_ns, rank = max(arrivals)
     return rank if sum(start_ns == latest_ns for start_ns, _ in arrivals) == 1 else None
 

@@ -510,6 +510,22 @@ def test_the_last_rank_waits_for_none_though_its_end_is_recorded_later(tmp_path:
     assert report.ranks[1].total.exposed_wait_us == 0
 
 
+@pytest.mark.parametrize("ahead_us", [0, 10**6])
+def test_clocks_that_nothing_links_do_not_show_who_came_last(tmp_path: Path, ahead_us: int) -> None:
+    """A broadcast links no clocks; rank 1 is in each for 400 µs longer, whatever its clock shows."""
+    for rank, (begin, length) in enumerate(((400, 100), (ahead_us, 500))):
+        name = "ncclDevKernel_Broadcast_RING_LL"
+        args = {"Collective name": "broadcast", "In msg nelems": 9, "Out msg nelems": 9, "dtype": "Float"}
+        events = [kernel(name, begin + 1000 * number, length, **args) for number in range(3)]
+        write_rank(tmp_path, rank, events)
+    found = analyse_paths([tmp_path]).collectives
+    assert [each.last_rank for each in found] == [None, None, None]
+    assert {(part.rank, part.wait_us, part.transfer_us) for each in found for part in each.ranks} == {
+        (0, 0, 100),
+        (1, 400, 100),
+    }
+
+
 def test_transfer_is_the_shortest_stay_and_the_rest_is_waiting(tmp_path: Path) -> None:
     # Rank 1 comes 6 µs late; both leave after 4 µs of transfer. Rank 0 computes during 3 µs of its wait.
     write_rank(tmp_path, 0, [kernel("gemm", 0, 13), *collective(RING, 10, 10, 1, **sized(1000))])
