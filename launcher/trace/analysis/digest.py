@@ -32,6 +32,7 @@ from gpurun.launcher.trace.analysis.python_functions import LoopFunctions, with_
 from gpurun.launcher.trace.analysis.steps import (
     LONG_GAP_NS,
     LONG_LAUNCH_NS,
+    Holding,
     HostStep,
     Launched,
     OneOffWork,
@@ -39,7 +40,6 @@ from gpurun.launcher.trace.analysis.steps import (
     are_calls_left_out,
     before_capture,
     computing_operators,
-    holding_range,
     host_steps,
     is_last_empty,
     launch_notes,
@@ -702,7 +702,7 @@ class _GpuPicture:
         calls, launching = trace.launches, np.unique(trace.launches.thread[work.launch[work.is_known]])
         is_long = (calls.duration >= LONG_LAUNCH_NS) & np.isin(calls.thread, launching)
         self.blocking = calls.where(is_long)
-        self.threads = launching
+        self.holding = Holding.of(trace, launching)
         self.computing = computing_operators(trace, launching)
         self.waits = Waits(
             data=trace.union_of(HostKind.DATA),
@@ -772,7 +772,7 @@ class _GpuPicture:
 
     def holding_range(self, of_launches: Intervals, window: Intervals) -> str | None:
         """The operator or annotation that holds up launches for most of that time of the window."""
-        return holding_range(self.trace, self.threads, of_launches, window.subtract(of_launches))
+        return self.holding.most_of(of_launches, window.subtract(of_launches))
 
     def total(self, mask: Mask, steps: list[Step], whole: bool) -> Scope:
         chosen = np.flatnonzero(mask)

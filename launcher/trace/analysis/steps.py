@@ -363,27 +363,44 @@ NEARLY_ALL = 0.8
 """Share of other time from which on what is around it says nothing about the waited time."""
 
 
-def holding_range(trace: Trace, threads: NDArray[np.int32], waited: Intervals, rest: Intervals) -> str | None:
-    """The innermost operator or annotation that is around most of the waited time and launches nothing then.
+@dataclass(frozen=True)
+class Holding:
+    """What may hold up launches: long operators and annotations of threads that launch, no step marks."""
 
-    It isn't around nearly all of the rest, too. Less than 1 ms between launches doesn't count: that may be
-    Python's own time in many operators.
-    """
-    calls = trace.launches.near(waited)
-    calling = calls.where(np.isin(calls.thread, threads)).covered
-    marks = {each.name for each in trace.of_kind(HostKind.STEP)}
-    best: tuple[int, str] | None = None
-    for spans, names in ((trace.ops, trace.op_names), (trace.annotations, trace.annotation_names)):
-        mine = spans.where((spans.duration >= LONG_LAUNCH_NS) & np.isin(spans.thread, threads))
-        times_ns = np.bincount(mine.name, waited.inside_ns(mine.start, mine.end), minlength=len(names))
-        for name in np.flatnonzero(2 * times_ns > waited.length_ns).tolist():
-            covered = mine.where(mine.name == name).covered
-            held = covered.subtract(calling).longer_than(LONG_LAUNCH_NS).intersect(waited)
-            is_of_all = covered.intersect(rest).length_ns >= NEARLY_ALL * max(rest.length_ns, 1)
-            if 2 * held.length_ns > waited.length_ns and not is_of_all and names[name] not in marks:
-                found = (covered.length_ns, names[name])
-                best = found if best is None else min(best, found)
-    return None if best is None else best[1]
+    ranges: tuple[tuple[Spans, tuple[str, ...]], ...]
+    """Each kind, and its table of names."""
+    calls: Spans
+    """The launching calls of these threads."""
+
+    @staticmethod
+    def of(trace: Trace, threads: NDArray[np.int32]) -> Holding:
+        """What these threads are in."""
+        marks = {each.name for each in trace.of_kind(HostKind.STEP)}
+        ranges = []
+        for spans, names in ((trace.ops, trace.op_names), (trace.annotations, trace.annotation_names)):
+            is_mark = np.array([name in marks for name in names], dtype=bool)
+            is_long = (spans.duration >= LONG_LAUNCH_NS) & np.isin(spans.thread, threads)
+            ranges.append((spans.where(is_long & ~is_mark[spans.name]), names))
+        return Holding(tuple(ranges), trace.launches.where(np.isin(trace.launches.thread, threads)))
+
+    def most_of(self, waited: Intervals, rest: Intervals) -> str | None:
+        """The innermost range that is around most of the waited time, and in which nothing is launched then.
+
+        It isn't around nearly all of the rest, too. Less than 1 ms between launches doesn't count: that may
+        be Python's own time in many operators.
+        """
+        calling = self.calls.near(waited).covered
+        best: tuple[int, str] | None = None
+        for spans, names in self.ranges:
+            times_ns = np.bincount(spans.name, waited.inside_ns(spans.start, spans.end), minlength=len(names))
+            for name in np.flatnonzero(2 * times_ns > waited.length_ns).tolist():
+                covered = spans.where(spans.name == name).covered
+                held = covered.subtract(calling).longer_than(LONG_LAUNCH_NS).intersect(waited)
+                is_of_all = covered.intersect(rest).length_ns >= NEARLY_ALL * max(rest.length_ns, 1)
+                if 2 * held.length_ns > waited.length_ns and not is_of_all:
+                    found = (covered.length_ns, names[name])
+                    best = found if best is None else min(best, found)
+        return None if best is None else best[1]
 
 
 def recorded_note(steps: list[HostStep]) -> Finding:
