@@ -390,7 +390,9 @@ def _sentences(path: CriticalPath, has_launches: bool) -> list[str]:
 
 
 def _gain_sentence(path: CriticalPath, has_launches: bool) -> str:
-    best = max(path.parts, key=lambda row: (row.part != "compute", row.gain_us or 0.0))
+    best = max(
+        path.parts, key=lambda row: (row.gain_us is not None, row.part != "compute", row.gain_us or 0.0)
+    )
     gain_us = best.gain_us or 0.0
     most = "" if best.part == "compute" or gain_us < _NOTHING_US else ", the most of all that isn't compute"
     what = ALL_OF_CPU[has_launches] if best.part == "host" else _WITHOUT[best.part]

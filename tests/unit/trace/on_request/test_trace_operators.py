@@ -435,6 +435,15 @@ def test_that_even_ranks_would_take_longer_is_no_advice(gain_us: float, is_said:
     assert "longer" not in said
 
 
+@pytest.mark.parametrize(("part", "said"), [("host", "all of the CPU's time"), ("compute", "compute")])
+def test_a_later_begin_of_a_trace_is_nothing_to_gain(part: str, said: str) -> None:
+    """Though nothing else of the path would be gained, either."""
+    parts = PathPart("before", None, None, 70.0, None), PathPart(part, None, None, 30.0, 0.0)
+    path = CriticalPath(100.0, 100.0, 2, parts, (), (), None, 0, 0)
+    report = replace(analyse_paths([REAL / "vit_H100"]), critical_path=path)
+    assert shown_table(report, "critical-path").notes[-1].startswith(f"Without {said}")
+
+
 @pytest.mark.parametrize(
     ("name", "dims", "values", "flops", "elements"),
     [
