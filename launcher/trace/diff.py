@@ -14,7 +14,7 @@ from gpurun.launcher.findings.trace_cases import DIFFERS, NOT_RECORDED, PARTS_OF
 from gpurun.launcher.trace.causes import MENTION_FROM, to_do
 from gpurun.launcher.trace.explain import CPU, is_waiting_unknown, of_usual_steps, outlying_steps
 from gpurun.launcher.trace.model import Breakdown, NameTotal, RankTrace, RowKind, ShapeTotal, TraceReport
-from gpurun.launcher.units import MINUS, change_text, format_ms, listed, numbers_text, plural, ranks_text
+from gpurun.launcher.units import MINUS, change_text, first_of, format_ms, listed, numbers_text, ranks_text
 
 Per = Literal["step", "capture", "second"]
 State = Literal["new", "gone", "slower", "faster", "same"]
@@ -151,7 +151,7 @@ def diff_traces(a: TraceReport, b: TraceReport) -> TraceDiff:
     if uneven:
         times = _by_name(b, lambda rank: rank.ops, all(on_gpu))
         longest = sorted(uneven, key=lambda name: (-times[name][0], name))
-        doubts.append(worded(DIFFERS["uneven-calls"], {"operators": _most(longest)}))
+        doubts.append(worded(DIFFERS["uneven-calls"], {"operators": first_of(longest, 3)}))
     return replace(found, findings=(*_findings(found, doubts, on_gpu[0], lacks), *notes))
 
 
@@ -210,12 +210,6 @@ def _unevenly_called(a: TraceReport, b: TraceReport) -> frozenset[str]:
     middle = median(ratios.values()) if ratios else 1.0
     uneven = (each for each, ratio in ratios.items() if abs(ratio / middle - 1) > UNEVEN)
     return frozenset(name for kind, name in uneven if kind == "op")
-
-
-def _most(names: Sequence[str]) -> str:
-    """The first three names, and how many more there are."""
-    shown, more = names[:3], len(names) - 3
-    return listed([*shown, *([plural(more, "other")] if more > 0 else [])])
 
 
 def _spans(a: TraceReport, b: TraceReport, per: Per) -> Iterator[Change]:

@@ -9,6 +9,7 @@ from rich.table import Table
 from gpurun.launcher.compare.diff import Diff, Unpaired, VariantDiff
 from gpurun.launcher.compare.model import IN_RUN_A, Gate, GateRow
 from gpurun.launcher.findings.finding import screen_of
+from gpurun.launcher.findings.trace_cases import OF_ALL_STEPS
 from gpurun.launcher.plan.model import Metric
 from gpurun.launcher.report.footnotes import confidence_text, uncertainty_text, verdict_text
 from gpurun.launcher.report.tables_on_request import Cell, ShownRow, ShownTable, TableContent
@@ -213,9 +214,7 @@ def render_trace_diff(diff: TraceDiff, width: int, details: bool = True) -> str:
 
 def _per(diff: TraceDiff, a: str = "A", b: str = "B") -> str:
     if diff.per == "step":
-        return (
-            f"ms per step and rank{'; of kernels and operators, of all steps' if any(diff.outlying) else ''}"
-        )
+        return f"ms per step and rank{OF_ALL_STEPS if any(diff.outlying) else ''}"
     where = without_steps(diff, a, b)
     unmarked = f"no steps are marked in {where} (by profiler.step())"
     unit = "in all" if diff.per == "capture" else "per second"
