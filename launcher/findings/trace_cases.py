@@ -67,7 +67,7 @@ NO_PATH = (
 )
 """The second where the traces were thinned."""
 DIFFERS: Mapping[str, str] = {
-    "common-ranks": "compared by {ranks}, which both have",
+    "common-ranks": "compared by {ranks}, which both have, without shapes and callers of operators",
     "ranks": "A has {num_a:rank}, B {num_b}",
     "devices": "A ran on {a}, B on {b}",
     "cpu": "{side} has no events of the CPU, so operators and idle time by cause aren't compared",

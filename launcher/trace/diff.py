@@ -83,7 +83,7 @@ class TraceDiff:
     """Operators with the shapes and types of their tensors; empty without shapes in the traces of A or B."""
     operators: tuple[OperatorChange, ...] | None = None
     """The tree of what calls what: rows that changed, and those around them; by growth within each.
-    `None` unless asked for, and where a GPU worked in only one of the captures."""
+    `None` unless asked for, and where they can't be compared."""
     outlying: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     """The steps that are far longer than the others, as `gpurun trace` leaves them out of causes."""
     devices: tuple[str, str] = ("", "")
@@ -112,14 +112,17 @@ _UNDIVIDED, _DIVIDED = "exposed_comm", ("exposed_transfer", "exposed_wait")
 
 
 def diff_traces(a: TraceReport, b: TraceReport) -> TraceDiff:
-    """The changes from `a` to `b`: by the ranks of both, where a rank of the same job is missing in one."""
+    """The changes from `a` to `b`: by the ranks of both, where a rank of the same job is missing in one.
+
+    Then operators aren't compared by shape or by caller.
+    """
     whole = a, b
     common = _common_ranks(a, b)
     a, b = (_of_ranks(report, common) for report in whole)
     on_gpu = [any(rank.kernels for rank in report.ranks) for report in whole]
     has_cpu = [any(rank.ops for rank in report.ranks) for report in whole]
     is_alike = on_gpu[0] == on_gpu[1]
-    has_callers = is_alike and has_cpu[0] == has_cpu[1]
+    has_callers = is_alike and has_cpu[0] == has_cpu[1] and common is None  # they are sums over all ranks
     per: Per = "capture" if _is_as_much(a, b) else "second"
     if all(rank.steps for report in whole for rank in report.ranks):
         per = "step"
@@ -138,8 +141,8 @@ def diff_traces(a: TraceReport, b: TraceReport) -> TraceDiff:
             for each in _changes(a, b, lambda rank: _rows(rank, per, "ops"), all(on_gpu), per)
             if all(has_cpu) and each.name not in uneven
         ),
-        shapes=_shape_changes(*whole, per) if has_callers else (),
-        operators=operator_changes(*whole, per, uneven) if has_callers else None,
+        shapes=_shape_changes(a, b, per) if has_callers else (),
+        operators=operator_changes(a, b, per, uneven) if has_callers else None,
     )
     lacks = None
     notes = [*_notes(*whole)]
@@ -152,7 +155,7 @@ def diff_traces(a: TraceReport, b: TraceReport) -> TraceDiff:
         times = _by_name(b, lambda rank: rank.ops, all(on_gpu))
         longest = sorted(uneven, key=lambda name: (-times[name][0], name))
         doubts.append(worded(DIFFERS["uneven-calls"], {"operators": first_of(longest, 3)}))
-    return replace(found, findings=(*_findings(found, doubts, on_gpu[0], lacks), *notes))
+    return replace(found, findings=(*_findings(found, doubts, on_gpu[0], has_callers, lacks), *notes))
 
 
 def _common_ranks(a: TraceReport, b: TraceReport) -> frozenset[int] | None:
@@ -237,11 +240,12 @@ def _is_idle_known(report: TraceReport) -> bool:
 
 
 def _findings(
-    diff: TraceDiff, doubts: Sequence[str], on_gpu: bool, lacks: str | None = None
+    diff: TraceDiff, doubts: Sequence[str], on_gpu: bool, has_callers: bool, lacks: str | None = None
 ) -> Iterator[Finding]:
     """How much longer a step takes, and the part that changed most: in that direction, if steps differ.
 
-    `lacks`: the side whose traces lack their device's work.
+    `has_callers`: whether the tree of operators can be compared; `lacks`: the side whose traces lack their
+    device's work.
     """
     doubt = "; ".join(doubts) or None
     if lacks:
@@ -285,7 +289,7 @@ def _findings(
         partly="" if is_alike else "partly ",
         weight=1,
     )
-    if diff.operators is None:
+    if has_callers and diff.operators is None:
         yield to_do("part-changed", "parts")
 
 

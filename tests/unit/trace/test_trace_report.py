@@ -182,12 +182,14 @@ def test_captures_of_other_devices_or_ranks_say_so() -> None:
 def test_some_ranks_of_a_capture_are_compared_with_the_same_ranks() -> None:
     """Means over other ranks would differ, though nothing has changed."""
     files = sorted((REAL / "dlrm_8xV100").glob("worker*"))
-    whole, some = analyse_paths(files), analyse_paths(files[:4])
+    whole, some = (analyse_paths(paths, None, {"operators", "shapes"}) for paths in (files, files[:4]))
     for diff in (diff_traces(whole, some), diff_traces(some, whole)):
         assert diff.findings[0].text == (
-            "in B a step takes about as long, within 1 % (16.2 ms); compared by ranks 0–3, which both have"
+            "in B a step takes about as long, within 1 % (16.2 ms); compared by ranks 0–3, which both have, "
+            "without shapes and callers of operators"
         )
         assert all(each.change_us == pytest.approx(0, abs=1e-6) for each in (*diff.classes, *diff.kernels))
+        assert (diff.shapes, diff.operators) == ((), None)
 
 
 def test_of_captures_that_call_operators_unequally_often_only_the_others_are_compared(
@@ -225,6 +227,14 @@ def test_a_capture_without_the_cpu_says_so_and_compares_no_operators(tmp_path: P
     assert "B has no events of the CPU, so operators and idle time by cause aren't compared" in (
         diff.findings[0].text
     )
+    longer = [kernel("gemm", 30, 190, 1), launch(5, 5, 1), launch(200, 5, 2), kernel("gemm", 230, 100, 2)]
+    sides = {"a.json": [*work, *calls], "b.json": longer}
+    a, b = (analyse_paths([write(tmp_path / name, [step(1, 0, 400), *sides[name]])]) for name in sides)
+    assert [each.level for each in diff_traces(a, b).findings][:3] == [
+        "answer",
+        "cause",
+        "detail",
+    ]
 
 
 def test_communication_whose_waiting_is_unknown_is_no_transfer_that_grew(tmp_path: Path) -> None:
