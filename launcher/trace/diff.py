@@ -185,6 +185,8 @@ def _doubts(
     for side, is_known in zip("AB", has_cpu, strict=True):
         if not is_known and any(has_cpu):
             yield worded(DIFFERS["cpu"], {"side": side})
+    if any(each.name == "idle" for each in diff.classes):
+        yield worded(DIFFERS["launches"], {"side": "B" if _is_idle_known(a) else "A"})
     if all(has_cpu) and diff.per == "step":
         calls = [_num_calls(report) / max(_num_steps(report), 1) for report in (a, b)]
         if abs(calls[1] - calls[0]) > UNEVEN * calls[0]:
