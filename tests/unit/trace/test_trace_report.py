@@ -473,6 +473,7 @@ def test_a_comparison_leaves_out_the_steps_that_causes_are_without() -> None:
     assert [each.partition(" takes")[0] for each in noted] == steps
     assert all(each.endswith("; parts of a step are without it") for each in noted)
     assert "without steps 5, 9 of B, far longer than the others" in diff.findings[0].text
+    assert "ms per step and rank; of kernels and operators, of all steps\n" in render_trace_diff(diff, 200)
     classes = {each.name: each.a_us for each in diff.classes}
     usual = [each for each in report.ranks[0].steps if each.step not in (5, 9)]
     assert classes["span"] == pytest.approx(sum(each.span_us for each in usual) / 4)
