@@ -417,7 +417,7 @@ _ON_PARTS: Mapping[str, Mapping[str, str]] = {
         "": "try larger batches, torch.compile or CUDA graphs",
         "-computing": "let the device compute that, or another thread",
         "-copying": "pin the memory and copy with non_blocking=True",
-        "-inside": "find out what {inside} does on {who} (with_stack=True records Python's functions)",
+        "-inside": "find out what {inside} does on {who}[ ({stacks} records Python's functions)]",
         "-late": _LATE_RANK,
         "-with-compile": "try larger batches or CUDA graphs",
         "-with-graphs": "try larger batches or torch.compile",

@@ -223,6 +223,7 @@ def with_cpu(cause: Cause, rank: CpuFacts, ranks: Mapping[int, CpuFacts]) -> Cau
     if cause.part == "host":
         figures["operator"] = None if is_shared else rank.computes_in
         figures["inside"] = None if figures["operator"] else shown.inside
+        figures["has_stacks"] = rank.has_stacks or None
     if cause.part == "gaps" and shown.blocked_in:
         figures |= {"case": "waiting", "call": shown.blocked_in}
     return replace(cause, figures=figures)
@@ -593,8 +594,14 @@ def advice_finding(cause: Cause, case: str, variant: str | None = None, where: s
         percent=100 * cause.share if where else None,
         who=cause.figures["who"] if not cause.is_wait else _awaited_text(cause),
         what=cause.code,
-        inside=cause.figures.get("inside") if case == "host-inside" else None,
+        **(_inside_figures(cause, variant) if case == "host-inside" else {}),
     )
+
+
+def _inside_figures(cause: Cause, variant: str | None) -> dict[str, Any]:
+    """What to look into, and how to record more of it: in a job, or by torch's profiler."""
+    how = "with_stack=True" if variant is None else "`profile: {stacks: true}`"
+    return {"inside": cause.figures["inside"], "stacks": None if cause.figures.get("has_stacks") else how}
 
 
 def _awaited_text(cause: Cause) -> str:

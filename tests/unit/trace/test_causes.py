@@ -14,6 +14,7 @@ from gpurun.launcher.trace.causes import (
     MeasuredRanks,
     Part,
     RankTime,
+    advice_finding,
     advice_for,
     cause_finding,
     causes,
@@ -149,7 +150,9 @@ def test_the_cause_of_a_late_rank_says_what_the_others_wait() -> None:
     (cause,) = (each for each in found if each.part == "host")
     assert cause.text.endswith("waiting for the CPU to launch work; the other ranks wait 21.0 to 22.0 ms")
     assert advice_for(cause) == "host-late"
-    assert advice_for(replace(cause, figures={**cause.figures, "inside": "req"})) == "host-inside"
+    inside = replace(cause, figures={**cause.figures, "inside": "req"})
+    assert advice_for(inside) == "host-inside"
+    assert "(`profile: {stacks: true}` records" in advice_finding(inside, "host-inside", "ddp").text
 
 
 def test_of_two_ranks_the_other_one_is_not_called_other_ranks() -> None:

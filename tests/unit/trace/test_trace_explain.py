@@ -550,6 +550,17 @@ def test_what_holds_up_launches_is_named_by_the_innermost_range(tmp_path: Path, 
     assert f"launch work, mostly in {name}: find out what {name} does on rank 0" in said
 
 
+@pytest.mark.parametrize(
+    ("functions", "hint"),
+    [([], " (with_stack=True records Python's functions)"), ([python("d.py(4): load", 300, 8_900)], "")],
+)
+def test_stacks_that_are_recorded_are_not_advised(tmp_path: Path, functions: list[Event], hint: str) -> None:
+    stage = span("user_annotation", "stage", 200, 8_700)
+    operators = [called("aten::copy", begin, begin + 500, "cpu_op") for begin in range(300, 8_000, 600)]
+    said = analyse_paths([write(tmp_path / "t.json", [*LATE, stage, *operators, *functions])]).conclusion
+    assert said.endswith(f": find out what stage does on rank 0{hint}.")
+
+
 @pytest.mark.parametrize("present", [[0], [0, 1], [0, 1, 2, 3]])
 def test_communication_is_transfer_only_where_all_ranks_of_its_group_are_seen(
     tmp_path: Path, present: list[int]
