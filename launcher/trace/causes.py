@@ -198,7 +198,8 @@ class Cause:
     def has_advice(self) -> bool:
         """Whether it is known what may be done about it: not of waiting for no rank in particular."""
         is_unknown = self.part in WITHOUT_ADVICE or (self.part == "straggler" and not self.ranks)
-        return not is_unknown and self.figures.get("case") not in (IN_STACKS, UNMATCHED)
+        is_recorded = self.part == "unread" and self.figures.get("has_stacks")
+        return not (is_unknown or is_recorded or self.figures.get("case") in (IN_STACKS, UNMATCHED))
 
     @property
     def text(self) -> str:
@@ -223,6 +224,7 @@ def with_cpu(cause: Cause, rank: CpuFacts, ranks: Mapping[int, CpuFacts]) -> Cau
     if cause.part == "host":
         figures["operator"] = None if is_shared else rank.computes_in
         figures["inside"] = None if figures["operator"] else shown.inside
+    if cause.part in ("host", "unread"):
         figures["has_stacks"] = rank.has_stacks or None
     if cause.part == "gaps" and shown.blocked_in:
         figures |= {"case": "waiting", "call": shown.blocked_in}

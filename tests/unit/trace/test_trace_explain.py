@@ -559,6 +559,10 @@ def test_stacks_that_are_recorded_are_not_advised(tmp_path: Path, functions: lis
     operators = [called("aten::copy", begin, begin + 500, "cpu_op") for begin in range(300, 8_000, 600)]
     said = analyse_paths([write(tmp_path / "t.json", [*LATE, stage, *operators, *functions])]).conclusion
     assert said.endswith(f": find out what stage does on rank 0{hint}.")
+    unread = [*operators, span("mtia_runtime", "launch", 1, 5_000), *functions]
+    found = analyse_paths([write(tmp_path / "u.json", unread)]).findings
+    advised = [each.text for each in found if each.level == "remedy"]
+    assert advised == ([] if functions else ["record the profiler's with_stack=True"])
 
 
 @pytest.mark.parametrize("present", [[0], [0, 1], [0, 1, 2, 3]])
