@@ -176,7 +176,7 @@ MODULE = """
     print("namespace", mine.WHOSE, theirs.WHOSE)
     for _ in range(200):
         with gpurun.step():
-            sum(range(1000))
+            sum(range(100_000))  # long enough that not all steps are in the trace
 """
 
 
