@@ -19,7 +19,6 @@ from gpurun.launcher.compare.model import Difference, VariantResult
 from gpurun.launcher.errors import GpurunError, Interrupted, SpecError, VariantError
 from gpurun.launcher.findings.finding import of_level
 from gpurun.launcher.improve.remedies import (
-    AT_DDP,
     DDP,
     LOADER,
     OF_TRAINERS,
@@ -40,6 +39,7 @@ from gpurun.launcher.improve.trials import (
     SAME,
     RemedyTrials,
     best_of,
+    budget_text,
     check_beginning,
     differ,
     dtype_of,
@@ -77,7 +77,7 @@ from gpurun.launcher.rundir.improvement import (
     RemedyVerdict,
 )
 from gpurun.launcher.rundir.paths import CHANGE, IMPROVEMENT
-from gpurun.launcher.rundir.records import MEASURED, CallSite, Observed, Place
+from gpurun.launcher.rundir.records import AT_DDP, MEASURED, CallSite, Observed, Place
 from gpurun.launcher.stats.schedule import first_traced_step
 from gpurun.launcher.units import format_number, listed, plural
 
@@ -98,7 +98,9 @@ AT_LEAST_TWO = 1.8
 """Backward passes per step from which gradients are accumulated; a pass in validation adds little."""
 CHANGED = "has changed since it was measured"
 OPEN = "its launches don't decide"
-LESS = "it gained less in its trials than what was compared"
+NO_LOSS = "no loss was seen"
+WITH_OTHERS = "together with the others"
+LESS = "others were compared first"
 VERDICTS: Mapping[str, RemedyVerdict] = MappingProxyType(
     {"slower": "kept", "same": "same", "faster": "slower"}
 )
@@ -143,13 +145,14 @@ def run_improve(
         if known.complete:
             return known, None
         budget_s, numerics = known.budget_s, known.numerics
+        allows_other_random_numbers = known.other_random_numbers
     search = RemedySearch(given, spec, inspect_machine(), path, budget_s or BUDGET_S, pools, output, say)
     search.allows_other_random_numbers, search.numerics = allows_other_random_numbers, numerics
     search.began_s = time.monotonic() if began_s is None else began_s
-    found = known or Improvement(SCHEMA, search.name, search.budget_s, numerics=numerics)
+    begun = Improvement(SCHEMA, search.name, search.budget_s, numerics=numerics)
+    found = known or replace(begun, other_random_numbers=allows_other_random_numbers)
     search.resume(found)
-    if not search.ends_s and search.budget_s - search.clock_s < LEAST_BUDGET_S:
-        raise SpecError("the budget is too short to try anything: `--budget 1m`")
+    check_time(search, is_resumed=known is not None)
 
     def keep(now: Improvement) -> Improvement:
         nonlocal found
@@ -168,12 +171,20 @@ def run_improve(
         raise
 
 
+def check_time(search: RemedySearch, is_resumed: bool) -> None:
+    """Raises SpecError where no time is left for the first launches."""
+    if search.ends_s or search.budget_s - search.clock_s >= LEAST_BUDGET_S:
+        return
+    why = "is spent: begin anew with " if is_resumed else "is too short to try anything: "
+    raise SpecError(f"the budget {why}{budget_text(max(60.0, 2 * search.budget_s))}")
+
+
 def check_same_options(
     known: Improvement, path: Path, budget_s: float | None, numerics: bool, allows_other_random_numbers: bool
 ) -> None:
     """Raises SpecError where a search would have to begin anew for these options."""
     is_other = budget_s not in (None, known.budget_s) or numerics > known.numerics
-    if is_other or (known.complete and allows_other_random_numbers):
+    if is_other or allows_other_random_numbers > known.other_random_numbers:
         raise SpecError(f"the search in {path} goes on as it began: begin anew for other options")
 
 
@@ -202,13 +213,17 @@ def improved(
     search: RemedySearch, start: Improvement, keep: Callable[[Improvement], Improvement]
 ) -> Improvement:
     """All stages; each leaves what is known by then."""
+    start = replace(start, code=start.code or job_hash(search))
     first = discovered(search)
-    if search.is_resumed:
+    if start.ends_s:  # an earlier command has measured a part of it
         check_code(first, search)
     around = surroundings(search)
     seen = first.observed(0)
     shares = shares_of(first.of(0))
-    rows = list(candidates(seen[0].calls if seen else (), around, shares))
+    rows = [
+        row if row.refusal else replace(row, refusal=search.refusal((row,)))
+        for row in candidates(seen[0].calls if seen else (), around, shares)
+    ]
     notes = list(notes_on(first))
     start = keep(
         replace(
@@ -225,16 +240,18 @@ def improved(
         key=lambda row: (bool(row.remedy.cost), not row.replaces, -shares.get(row.remedy.part, 100.0))
     )
     if not to_try or not any(first.losses(0)):
-        return keep(replace(start, complete=True))
+        without = {row.code: replace(result_of(row, search), why=NO_LOSS) for row in to_try}
+        return keep(replace(start, remedies=results(rows, search, without), complete=True))
     steps = steps_of_launch(first.of(0))
     launch_s = seconds_of_launch(first, steps - first_steps(search))
     trials = RemedyTrials(search, first, shares, steps, launch_s)
     try:
         tried = trials.run(to_try)
-    except Interrupted:
+        trials.known.update(tried)
+        tried |= trials.not_paying(best_of(to_try, tried), tried)
+    except GpurunError:
         keep(replace(start, remedies=results(rows, search, trials.known)))
         raise
-    tried |= trials.not_paying(best_of(to_try, tried), tried)
     tried |= of_same_kind(to_try, tried)
     start = keep(replace(start, remedies=results(rows, search, tried)))
     return proven(trials, start, rows, best_of(to_try, tried), tried, keep)
@@ -270,7 +287,11 @@ def proven(
         if chosen:
             chosen = chosen[:room]
         else:
+            why = NO_TIME if room < min(MOST_TOGETHER, len(waiting)) else LESS
             chosen, waiting = list(waiting[:room]), waiting[room:]
+        while refusal := search.refusal(tuple(chosen)):
+            row = chosen.pop()
+            tried[row.code] = replace(tried[row.code], verdict="failed", why=f"{WITH_OTHERS}: {refusal}")
         has_more = len(chosen) > 1 or (bool(waiting) and number < MOST_FIRST)
         last = compared(search, chosen, trials.steps, launch_s + max(starts_s[:room]), number, has_more)
         number += 1
@@ -279,7 +300,7 @@ def proven(
         kept = [row for row in chosen if verdicts[row.code].verdict == "kept"]
         if kept == chosen:
             if is_proven(last):
-                verdicts |= open_for(waiting, tried, LESS)
+                verdicts |= open_for(waiting, tried, why)
                 start = keep(concluded(search, start, rows, tried | verdicts, chosen, first, last))
                 return keep(replace(start, then=then_most(search, chosen, launch_s), complete=True))
             tried |= {row.code: replace(tried[row.code], why=OPEN) for row in chosen}
@@ -344,7 +365,7 @@ def surroundings(search: RemedySearch) -> Surroundings:
     devices = job_devices(search.spec, search.machine)
     share = share_of_cores(len(devices), search.machine)
     return Surroundings(
-        is_host=accelerator_of(devices[0]).is_host,
+        device_type=accelerator_of(devices[0]).name,
         spare_cores=max(1, share - 1),
         threads=stated_threads(search.spec),
         share=share,
@@ -471,13 +492,15 @@ def judged(
     Args:
         tried: what trials say.
     """
-    together, steps = last.of(0), last.num_steps(0) + 1  # the first one isn't timed
-    originals = [*first.losses(0), *last.losses(1)]
+    together, originals = last.of(0), [*first.losses(0), *last.losses(1)]
+    seen = {"steps": last.num_steps(0) + 1}  # the first one isn't timed
+    seen["losses"] = min(max(map(len, runs), default=0) for runs in (originals, last.losses(0)))
     has_less_precision = any(row.remedy.changes_numerics for row in chosen)
     dtype = "bfloat16" if has_less_precision else dtype_of(last, 0)
     rounds = any(row.remedy.rounds for row in chosen)
     trains = sameness(originals, last.losses(0), dtype, rounds)
-    if any(tried[row.code].why == OTHER_NUMBERS for row in chosen):
+    draws = {row.code for row in chosen if tried[row.code].why.startswith(OTHER_NUMBERS)}
+    if draws:
         trains = "rounding"  # shown by steps with their own seeds
     found = {}
     for position, row in enumerate(chosen):
@@ -486,7 +509,8 @@ def judged(
         if together.status not in MEASURED or trains not in SAME:
             # A conflict: the last goes first, which gained least or costs something at each start.
             is_last = position == len(chosen) - 1
-            why = f"together with the others: {together.reason or _LOSSES.get(trains, '')}"
+            why = together.reason or _LOSSES.get(trains, "")
+            why = f"{WITH_OTHERS}: {why}" if len(chosen) > 1 else why
             verdict: RemedyVerdict = "failed" if is_last else "kept"
             found[row.code] = replace(base, verdict=verdict, why=why)
             continue
@@ -494,8 +518,8 @@ def judged(
         verdict = VERDICTS.get(change.verdict, "undecided")
         gain = gain_of(change)
         known = tried[row.code].why
-        known = known if row.remedy.cost or known == OTHER_NUMBERS else ""
-        kept = "; ".join(filter(None, (known, row.remedy.caveat.format(steps))))
+        known = known if row.remedy.cost or row.code in draws else ""
+        kept = "; ".join(filter(None, (known, row.remedy.caveat.format_map(seen))))
         found[row.code] = replace(
             base,
             verdict=verdict,
@@ -533,22 +557,31 @@ def concluded(
     last: Stage,
 ) -> Improvement:
     """The change, with what it gains."""
-    gain, remedies = gain_of(last.against_first[1]), results(rows, search, tried)
+    spec, gain, remedies = search.spec, gain_of(last.against_first[1]), results(rows, search, tried)
     start = replace(start, gain=gain, remedies=remedies, complete=True)
-    if not search.spec.kind.runs_program:
-        return job_change(search, start, kept, first)
-    root, measured = search.given.directory, first.of(0).code
-    wanted = [change for row in kept for change in changes_of(row, sites_changed(row, last, 0), root)]
-    changes = tuple(each for each in wanted if file_hash(root / each.file) == measured.get(each.file, ""))
+    if not spec.kind.runs_program:
+        return job_change(search, start, kept)
+    root, measured = search.given.directory, {**last.of(0).code, **first.of(0).code}
+    every = [change for row in kept for change in changes_of(row, sites_changed(row, last, 0), root)]
+    wanted = [each for each in every if each.file in measured]
+    changes = tuple(each for each in wanted if file_hash(root / each.file) == measured[each.file])
     notes = dict.fromkeys(f"{each.file} {CHANGED}" for each in wanted if each not in changes)
     found, homeless = rewritten_files(changes, root)
+    homeless += [
+        f"{YOURS} at {each.file}:{each.line}: {line_to_write(each, (root / each.file).read_bytes())}"
+        for each in every
+        if each.file not in measured
+    ]
+    env = {name: str(value) for row in kept for name, value in row.settings.get("env", {}).items()}
+    stated = env.keys() & spec.env.keys()
+    homeless += [f"{YOURS}: env.{name}={env.pop(name)}, which the job states" for name in stated]
     diff = diff_in_file(found, root, search.path)
     if diff.decode(errors="replace") != diff.decode(errors="ignore"):
         homeless.append(f"a changed file isn't UTF-8: what `git apply` takes is {search.path / CHANGE}")
     return replace(
         start,
         changes=changes,
-        env={name: str(value) for row in kept for name, value in row.settings.get("env", {}).items()},
+        env=env,
         options={name: value for row in kept for name, value in row.options.items()},
         code={each.file: measured[each.file] for each in changes},
         diff=diff.decode(errors="replace"),
@@ -564,7 +597,7 @@ def concluded(
 
 def diff_in_file(changes: Mapping[Path, tuple[bytes, bytes]], root: Path, path: Path) -> bytes:
     """The diff for `git apply`, which is also written into a file of the search, where there is a change."""
-    diff = os.fsencode(diff_text(changes, top_directory(root) or root))
+    diff = diff_text(changes, top_directory(root) or root).encode(errors="surrogateescape")
     if diff:
         write_bytes(path / CHANGE, diff)
     return diff
@@ -582,7 +615,12 @@ def then_most(search: RemedySearch, kept: Sequence[Candidate], launch_s: float) 
         return ""
     search.say("3 of 3: what then takes most of a step")
     size = search.size(1, first_steps(search))
-    stage = search.stage("4-kept", [tuple(kept)], *size, f"profile.steps={TRACED}")
+    try:
+        stage = search.stage("4-kept", [tuple(kept)], *size, f"profile.steps={TRACED}")
+    except Interrupted:
+        raise
+    except GpurunError:  # what is proven stands without it
+        return ""
     return why_of(stage, shares_of(stage.of(0)))
 
 
@@ -601,27 +639,33 @@ def not_written(row: Candidate, last: Stage, root: Path) -> Iterator[str]:
         yield from (f"{row.code} at {place_of(each, root)}" for each in sites if not _inside(each, root))
 
 
-def job_change(
-    search: RemedySearch, start: Improvement, kept: Sequence[Candidate], first: Stage
-) -> Improvement:
+def job_hash(search: RemedySearch) -> dict[str, str]:
+    """The job file of a workload, with its hash; the copy in a run has no secrets. Empty for a program."""
+    name = search.given.job_file.name
+    digest = file_hash(search.given.directory / name)
+    return {} if digest is None or search.spec.kind.runs_program else {name: digest}
+
+
+def job_change(search: RemedySearch, start: Improvement, kept: Sequence[Candidate]) -> Improvement:
     """The keys of the job file to change, where it is as it was measured, and the diff."""
     stated = {override.partition("=")[0].strip() for override in search.given.overrides}
     keys = dict(merged(kept))
     yours = [f"{YOURS}: {row.code}, which --set states" for row in kept if stated & row.keys.keys()]
     keys = {key: value for key, value in keys.items() if key not in stated}
-    path, root = search.given.job_file.absolute(), search.given.directory
-    measured = first.run.job.read_bytes()
-    if file_hash(path) != file_hash(first.run.job):
-        return replace(start, notes=(*start.notes, *yours, f"{path.name} {CHANGED}"))
+    root = search.given.directory
+    path = root / search.given.job_file.name
+    if {path.name: file_hash(path)} != start.code:
+        return replace(start, code={}, notes=(*start.notes, *yours, f"{path.name} {CHANGED}"))
+    measured = path.read_bytes()
     try:
         found = {path: (measured, with_keys(measured, keys))}
     except NoPlaceError:
         lines = ", ".join(row.code for row in kept if not stated & row.keys.keys())
-        return replace(start, notes=(*start.notes, *yours, f"{YOURS} in {path.name}: {lines}"))
+        return replace(start, code={}, notes=(*start.notes, *yours, f"{YOURS} in {path.name}: {lines}"))
     return replace(
         start,
         keys=keys,
-        code={path.name: file_hash(path) or ""} if keys else {},
+        code=start.code if keys else {},
         diff=diff_in_file(found, root, search.path).decode(),
         notes=(*start.notes, *yours, *caveats(start, kept)),
     )

@@ -86,9 +86,10 @@ def _scan(places: Iterable[Path], elsewhere: Sequence[str]) -> dict[str, Stamp]:
         if place in seen or is_below(str(place), elsewhere):
             continue
         seen.add(place)
-        if place.is_file():
-            found[str(place)] = Stamp.of(place.stat())
-        elif not (_is_run(place) or (place / "pyvenv.cfg").exists()):
+        if os.path.isfile(place):
+            with suppress(OSError):
+                found[str(place)] = Stamp.of(place.stat())
+        elif not (_is_run(place) or os.path.exists(place / "pyvenv.cfg")):
             for entry, status in _entries(place):
                 if stat.S_ISDIR(status.st_mode) and entry.name not in _LEFT_OUT:
                     to_do.append(place / entry.name)
@@ -106,7 +107,7 @@ def _target(link: Path) -> Path | None:
 
 
 def _is_run(place: Path) -> bool:
-    return any((place / name).is_file() for name in _OF_A_RUN)
+    return any(os.path.isfile(place / name) for name in _OF_A_RUN)  # `Path.is_file` raises PermissionError
 
 
 def _is_latest(name: str) -> bool:

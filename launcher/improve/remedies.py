@@ -12,8 +12,9 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from gpurun.launcher.jobfile.yaml.describe import flow_text
+from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.rundir.improvement import CHANGES_NUMERICS
-from gpurun.launcher.rundir.records import WORKLOAD, CallSite
+from gpurun.launcher.rundir.records import AT_DDP, WORKLOAD, CallSite
 from gpurun.launcher.units import format_number
 
 Part = Literal["input", "transfer", "work"]
@@ -26,8 +27,6 @@ Settings = Mapping[str, Any]
 LEAST_GAIN_PERCENT = 2.0
 """A remedy whose ceiling is lower isn't tried."""
 DDP, LOADER, OPTIMIZER = "DistributedDataParallel", "DataLoader", "Optimizer"
-AT_DDP = ("autocast", "compile", "comm_hook")
-"""Changes at the call of DDP, besides its arguments."""
 OF_PROGRAM = ("cudnn", "env", "matmul")
 """Changes that belong to no call."""
 
@@ -36,8 +35,8 @@ OF_PROGRAM = ("cudnn", "env", "matmul")
 class Surroundings:
     """Facts that remedies depend on, besides the call."""
 
-    is_host: bool
-    """Whether the devices are CPUs."""
+    device_type: str
+    """torch's name of the devices' kind: `cpu`, `cuda`."""
     spare_cores: int
     """Cores of the machine for each rank, its own one left out; at least 1."""
     threads: int | None
@@ -65,9 +64,9 @@ class Remedy:
     """The changed place: a constructor, `compile`, `cudnn`; `env`: a variable; `WORKLOAD`: keys only."""
     arguments: Mapping[str, Any] | Callable[[Surroundings], Mapping[str, Any]]
     part: Part
+    """Where its gain comes from, so that it can't gain more than this takes of a step."""
     keys: Settings | Callable[[Surroundings], Settings] = field(default_factory=dict)
     """Keys of the job that apply it to a workload, `None` for one to remove; empty: it's for programs."""
-    """Where its gain comes from, so that it can't gain more than this takes of a step."""
     group: str = ""
     """Remedies that exclude each other; empty: none does."""
     fits: Fits = lambda given, around: True
@@ -88,7 +87,7 @@ class Remedy:
     cost: str = ""
     """What takes time at each start, which steps don't show."""
     caveat: str = ""
-    """What its launches can't show of later steps; `{0}` is the number of steps that they had."""
+    """What its launches can't show of later steps; `{steps}` is their number, `{losses}` that of losses."""
     source: str = ""
 
     def is_of(self, site: CallSite) -> bool:
@@ -141,7 +140,9 @@ _DATA = "https://docs.pytorch.org/docs/stable/data.html"
 _DDP = "https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"
 _OPTIM = "https://docs.pytorch.org/docs/stable/optim.html"
 
-_COPIES = "same data in {0} steps; workers don't see what the program changes in its dataset later"
+_COPIES = (
+    "its first {losses} losses are the same; workers don't see what the program changes in its dataset later"
+)
 _TUNING = "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
 
 REMEDIES: tuple[Remedy, ...] = (
@@ -230,7 +231,7 @@ REMEDIES: tuple[Remedy, ...] = (
         "work",
         group="graph",
         fits=_is("find_unused_parameters", "True"),
-        caveat="no parameter was unused in {0} steps: a later step that leaves some out fails",
+        caveat="no parameter was unused in {steps} steps: a later step that leaves some out fails",
         source=_DDP,
     ),
     Remedy(
@@ -240,7 +241,7 @@ REMEDIES: tuple[Remedy, ...] = (
         "work",
         group="graph",
         fits=_isnt("static_graph", "True"),
-        caveat="used parameters were the same in {0} steps: they may not change later",
+        caveat="used parameters were the same in {steps} steps: they may not change later",
         keys={"static_graph": True},
         source=_DDP,
     ),
@@ -436,6 +437,8 @@ class Candidate:
     """Keys of a workload's job; empty for a program."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Options of the program's command line that have its library make the change."""
+    device_type: str = ""
+    """torch's name of the program's devices."""
     replaces: bool = False
     """Whether the program or job states another value, which is a more likely loss than a default is."""
 
@@ -494,7 +497,7 @@ class Candidate:
             case "compile":
                 return "model.compile()"
             case "autocast":
-                return f"torch.autocast(dtype=torch.{value})"
+                return f'torch.autocast("{self.device_type}", dtype=torch.{value})'
             case "comm_hook":
                 return f"model.register_comm_hook(None, default_hooks.{value}_compress_hook)"
         names = dict.fromkeys(site.name for site in self.sites) or {self.remedy.call: None}
@@ -538,7 +541,7 @@ def candidates(
             yield Candidate(remedy, (), arguments, refusal, options=options, replaces=replaces)
             continue
         refusal = _refusal(remedy, next(iter(found), None), around, shares)
-        yield Candidate(remedy, found, arguments, refusal, replaces=replaces)
+        yield Candidate(remedy, found, arguments, refusal, device_type=around.device_type, replaces=replaces)
 
 
 def _states_other(site: CallSite, arguments: Mapping[str, Any]) -> bool:
@@ -588,7 +591,7 @@ def _sites_of(remedy: Remedy, sites: Sequence[CallSite]) -> tuple[CallSite, ...]
 def _refusal(
     remedy: Remedy, site: CallSite | None, around: Surroundings, shares: Mapping[Part, float]
 ) -> str:
-    here = "CPUs" if around.is_host else "GPUs"
+    here = "CPUs" if around.device_type == CPU.name else "GPUs"
     if remedy.on not in ("all", here):
         return f"for {remedy.on} only"
     if remedy.changes_numerics and not around.numerics:

@@ -1,8 +1,8 @@
 """The runs of a search for improvements: each measures sets of remedies."""
 
-import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -22,12 +22,11 @@ from gpurun.launcher.improve.remedies import (
     merged,
 )
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.jobfile.settings import settings_of
 from gpurun.launcher.machine.host import Machine, software_of
 from gpurun.launcher.machine.landlock import can_restrict_writes
 from gpurun.launcher.plan.build import build_plan
-from gpurun.launcher.plan.expand import expand
-from gpurun.launcher.plan.model import Plan, Variant
+from gpurun.launcher.plan.expand import expand, work_of
+from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.processes.pool import WorkerPools
 from gpurun.launcher.run.attempts import let_run_again
 from gpurun.launcher.run.job import Output, Prepared, carry_out
@@ -40,6 +39,7 @@ from gpurun.launcher.run.open import (
 )
 from gpurun.launcher.rundir.files import RunDir, read_json
 from gpurun.launcher.rundir.improvement import Improvement
+from gpurun.launcher.rundir.paths import PLAN
 from gpurun.launcher.rundir.records import MEASURED, CallSite, Observed, elapsed_s, stages_s
 
 Set = tuple[Candidate, ...]
@@ -159,8 +159,6 @@ class RemedySearch:
     """Files of the job's directory that launches have changed, though no rank was seen to."""
     first_s: float = 0.0
     """The seconds that the longest launch of the first stage took."""
-    is_resumed: bool = False
-    """Whether an earlier command has measured a part of it."""
     interrupted: Stage | None = None
     """The stage that Ctrl-C has ended, with what is known of it."""
 
@@ -168,7 +166,6 @@ class RemedySearch:
         """Goes on where a search was interrupted, whose time has stood still since."""
         self.began_s -= max(known.spent_s, *known.ends_s.values(), 0.0)
         self.ends_s, self.changed = dict(known.ends_s), known.changed
-        self.is_resumed = bool(known.ends_s)
 
     def stage(
         self,
@@ -177,10 +174,12 @@ class RemedySearch:
         *overrides: str,
         seeds_steps: bool = False,
         hang_s: float = math.inf,
+        most_s: float = math.inf,
     ) -> Stage:
         """Measures these sets of remedies, or what is missing of that; the first one is the baseline.
 
-        A launch that makes no step for `hang_s` is given up, or for less where there is less time.
+        A launch that makes no step for `hang_s` is given up, or for less where there is less time; one that
+        takes longer than `most_s` is ended, which then is no failure.
 
         Raises:
             Interrupted: by Ctrl-C.
@@ -191,10 +190,12 @@ class RemedySearch:
         # A changed call may make ranks wait for each other for ever.
         hang_s = min(hang_s, self.hang_s)
         hang = () if self.spec.hang_timeout_s or not any(settings) else (f"hang_timeout={hang_s:.0f}s",)
-        limit = f"timeout={min(self.spec.limit_s, self.limit_s):.0f}s"
+        limit = f"timeout={max(1.0, min(self.spec.limit_s, self.limit_s, most_s)):.0f}s"
         given = replace(self.given, overrides=(*self.given.overrides, *overrides, limit, *hang))
         spec, path = load_invocation(given), self.path / name
-        before = path if (path / "plan.json").exists() else None
+        before = path if (path / PLAN).exists() else None
+        if before is None and path.is_dir():  # interrupted before it was planned
+            shutil.rmtree(path)
         machine = as_planned_for(spec, self.machine, before)
         plan = build_plan(spec, machine, sets=settings)
         ids = _ids(spec, machine, settings, plan)
@@ -220,7 +221,7 @@ class RemedySearch:
         self.note(found, sets)
         fails = not sets[0] and found.of(0).status not in MEASURED
         self.refuse_writes(found, not fails)
-        if finished.error is not None and fails:
+        if finished.error is not None and fails and (most_s == math.inf or found.of(0).status != "timeout"):
             raise self.failure(found, finished.error, spec)
         return found
 
@@ -256,6 +257,14 @@ class RemedySearch:
             f"the budget is too short to try anything: {num_steps} of {self.name}'s first {wanted} steps "
             f"ended in {limit_s:.0f} s; try `--budget {math.ceil(LAUNCHES_TO_TRY * launch_s / 60)}m`"
         )
+
+    def refusal(self, chosen: Set) -> str:
+        """Why the job can't have these remedies; empty: it can."""
+        try:
+            left_out = expand(self.spec, self.machine, sets=({}, merged(chosen))).left_out
+        except SpecError as error:
+            return error.problems[0].message
+        return left_out[0].reason if left_out else ""
 
     def note(self, stage: Stage, sets: Sequence[Set]) -> None:
         """Learns how long launches take that cost nothing at their start.
@@ -362,12 +371,6 @@ def _ids(
     spec: JobSpec, machine: Machine, settings: Sequence[Mapping[str, Any]], plan: Plan
 ) -> dict[int, str]:
     """The variant of each set of settings; sets that come to the same work have the same."""
-    known = {_work(variant): variant.id for variant in plan.variants}
+    known = {work_of(variant): variant.id for variant in plan.variants}
     alone = (expand(spec, machine, sets=(each,)).variants for each in settings)
-    return {position: known[_work(variant)] for position, (variant,) in enumerate(alone)}
-
-
-def _work(variant: Variant) -> str:
-    """Equal for variants that do the same, whatever they are called."""
-    split = variant.split or variant.split_name
-    return json.dumps((settings_of(variant), variant.devices, split), sort_keys=True)
+    return {position: known[work_of(variant)] for position, (variant,) in enumerate(alone)}

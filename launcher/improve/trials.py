@@ -10,10 +10,7 @@ from typing import Literal
 
 from gpurun.launcher.compare.model import VariantResult
 from gpurun.launcher.errors import Interrupted, SpecError
-from gpurun.launcher.improve.remedies import (
-    Candidate,
-    Part,
-)
+from gpurun.launcher.improve.remedies import DDP, LOADER, OPTIMIZER, Candidate, Part
 from gpurun.launcher.improve.stages import LEAST_HANG_S, RemedySearch, Set, Stage
 from gpurun.launcher.rundir.improvement import (
     NO_GAIN,
@@ -179,9 +176,9 @@ class RemedyTrials:
             found |= self.stage(f"2-alone{f'-{number}' if number else ''}", tried, launches, hang_s)
             number += 1
         if not found:
-            need = budget_text(3 * self.launch_s / SHARE_OF_TRIALS)
             raise SpecError(
-                f"the budget is too short to try anything: a launch takes {self.launch_s:.0f} s; {need}"
+                f"the budget is too short to try anything: a launch takes {self.launch_s:.0f} s; "
+                f"{self.needed(to_try[0])}"
             )
         known = [row for row in to_try if row.code in found]
         best = best_of(known, found) if len(to_try) > MOST_TOGETHER else []
@@ -194,6 +191,13 @@ class RemedyTrials:
             row.code: replace(result_of(row, self.search), verdict="not tried", why=NO_TIME) for row in late
         }
         return found | of_late
+
+    def needed(self, row: Candidate) -> str:
+        """The option for the budget in which a remedy is tried, and then proven."""
+        launch_s = self.search.launch_s or self.launch_s
+        trial_s = (1 + COSTLY) * launch_s + LEAST_HANG_S if row.remedy.cost else 3 * launch_s
+        needs_s = self.search.spent_s + trial_s + seconds_to_compare(1, launch_s)
+        return budget_text(max(trial_s / SHARE_OF_TRIALS, needs_s, 2 * self.search.budget_s))
 
     def next_of(
         self, late: Sequence[Candidate], launches: int, found: Mapping[str, RemedyResult]
@@ -259,9 +263,10 @@ class RemedyTrials:
         return found
 
     def check_beginning(self, stage: Stage, tried: Sequence[Candidate]) -> None:
-        """Returns if launches of the program as it is begin as before; with most remedies they would, too.
+        """Returns if launches of the program as it is begin as before, as they do with most remedies.
 
-        The first launch after the program's first end is that of the program as it is.
+        The first launch after the program's first end is that of the program as it is. Other arguments of a
+        DataLoader, of DDP or of an optimizer don't change the first loss, unless data is drawn otherwise.
 
         Raises:
             SpecError: launches depend on earlier ones.
@@ -270,7 +275,7 @@ class RemedyTrials:
         changed = [
             stage.losses(position)
             for position, row in enumerate(tried, 1)
-            if not (row.remedy.draws_otherwise or row.remedy.changes_numerics)
+            if row.remedy.call in (LOADER, DDP, OPTIMIZER) and not row.remedy.draws_otherwise
         ]
         runs = [run for each in changed for run in each if run]
         if not any(run[0] == own[0] for own in stage.losses(0) if own for run in runs):
@@ -292,9 +297,7 @@ class RemedyTrials:
         The same steps then have the same losses where every step and sample has its own seed.
         """
         rows = [
-            row
-            for row in tried
-            if found[row.code].verdict == "changes numerics" and row.remedy.draws_otherwise
+            row for row in tried if found[row.code].why == _LOSSES["different"] and row.remedy.draws_otherwise
         ]
         if not rows:
             return {}
@@ -306,9 +309,11 @@ class RemedyTrials:
             now = found[row.code]
             dtype, rounds = dtype_of(stage, position), row.remedy.rounds or differ(self.first.losses(0))
             if sameness(stage.losses(0), stage.losses(position), dtype, rounds) in SAME:
-                is_allowed = self.search.allows_other_random_numbers
-                verdict: RemedyVerdict = "undecided" if is_allowed else "other random numbers"
-                now = replace(now, verdict=verdict, why=OTHER_NUMBERS)
+                helps = (now.percent or 0.0) <= TRIED_PERCENT
+                is_open = self.search.allows_other_random_numbers or not helps
+                verdict: RemedyVerdict = "undecided" if is_open else "other random numbers"
+                why = "; ".join(filter(None, (OTHER_NUMBERS, cost_text(row, now)))) if helps else NO_GAIN
+                now = replace(now, verdict=verdict, why=why)
             results[row.code] = now
         return results
 
@@ -326,7 +331,9 @@ class RemedyTrials:
             return replace(base, verdict="failed", why=(result.reason or result.status).splitlines()[0])
         changed = sites_changed(row, stage, position)
         if row.sites and not changed:
-            return replace(base, verdict="not tried", why=f"{row.sites[0].name} doesn't take it")
+            is_compiled = row.remedy.call == "compile"
+            why = "the model is compiled" if is_compiled else f"{row.sites[0].name} doesn't take it"
+            return replace(base, verdict="not tried", why=why)
         if changed:
             base = replace(base, place=places_of(changed, self.search.given.directory))
         percent = 100 * (result.step_ms.estimate / reference_ms(stage) - 1)
@@ -337,28 +344,27 @@ class RemedyTrials:
         base = replace(base, verdict="undecided")
         if result.gradient_warning and not stage.of(0).gradient_warning:
             return replace(base, verdict="changes numerics", percent=percent, why=result.gradient_warning)
-        if trains == "different":
-            return replace(base, verdict="changes numerics", percent=percent, why=_LOSSES[trains])
-        if trains in _LOSSES:
-            return replace(base, why=_LOSSES[trains])
-        if percent > TRIED_PERCENT:
+        if trains in ("bitwise", "rounding") and percent > TRIED_PERCENT:
             return replace(base, percent=percent, why=NO_GAIN)
-        return self.with_cost(row, replace(base, percent=percent), stage, position)
+        if trains == "unknown":
+            return replace(base, why=_LOSSES[trains])
+        found = self.with_cost(row, replace(base, percent=percent), stage, position)
+        if trains == "different":
+            return replace(found, verdict="changes numerics", why=_LOSSES[trains])
+        return replace(found, why=cost_text(row, found))
 
     def with_cost(self, row: Candidate, found: RemedyResult, stage: Stage, position: int) -> RemedyResult:
         """With what the remedy costs at each start and, of a program, from how many steps on it pays."""
         original, result = stage.of(0), stage.of(position)
-        cost = f"{row.remedy.cost} takes time at each start" if row.remedy.cost else ""
         if row.keys and row.remedy.cost:
             longer_s = (stage.length_s(position) or 0.0) - (stage.length_s(0) or 0.0)
-            return replace(found, why=cost, start_s=round(max(0.0, longer_s), 1))
+            return replace(found, start_s=round(max(0.0, longer_s), 1))
         saved_ms = _step_ms(original) - _step_ms(result)
         start_s = (result.wall_s or 0.0) - (original.wall_s or 0.0) + self.steps * saved_ms / 1000
         if not row.remedy.cost or result.wall_s is None or start_s < 1 or saved_ms <= 0:
-            return replace(found, why=cost)
+            return found
         steps = math.ceil(1000 * start_s / saved_ms)
-        why = f"costs {start_s:.0f} s at each start: pays from {format_count(steps)} steps on"
-        return replace(found, why=why, start_s=round(start_s, 1), pays_from_steps=steps)
+        return replace(found, start_s=round(start_s, 1), pays_from_steps=steps)
 
     def not_paying(
         self, rows: Sequence[Candidate], tried: Mapping[str, RemedyResult]
@@ -375,10 +381,10 @@ class RemedyTrials:
             return {}
         self.search.say(f"2 of 3: whether {self.search.spec.program} makes {format_count(limit)} steps")
         size = (f"steps={{launches: 1, limit: {limit}}}", *self.search.fixed)
-        stage = self.search.stage("2-length", [()], *size)
+        stage = self.search.stage("2-length", [()], *size, most_s=SHARE_OF_LENGTH * self.search.left_s)
         check_beginning(self.first, stage.losses(0), self.search.name)
         made = stage.num_steps(0)
-        if made >= limit - 1:  # the first one isn't timed
+        if made >= limit - 1 or stage.of(0).status not in MEASURED:  # the first one isn't timed
             return {}
         why = f"more than {self.search.spec.program} makes"
         return {
@@ -477,6 +483,14 @@ def of_same_kind(to_try: Sequence[Candidate], tried: Mapping[str, RemedyResult])
         if code != row.code:
             found |= open_for([row], tried, f"{code} gained more in its trials")
     return found
+
+
+def cost_text(row: Candidate, found: RemedyResult) -> str:
+    """What a remedy costs at each start; empty: nothing."""
+    if found.start_s is None or found.pays_from_steps is None:
+        return f"{row.remedy.cost} takes time at each start" if row.remedy.cost else ""
+    pays = f"pays from {format_count(found.pays_from_steps)} steps on"
+    return f"costs {found.start_s:.0f} s at each start: {pays}"
 
 
 def places_of(sites: Sequence[CallSite], directory: Path) -> str:

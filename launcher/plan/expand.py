@@ -603,8 +603,8 @@ def _merge(built: list[tuple[Combination, Variant]]) -> list[VariantOrigins]:
     """Combinations that come to the same work make one candidate, in the order of the first ones."""
     merged: dict[str, VariantOrigins] = {}
     for wanted, variant in built:
-        known = merged.setdefault(_work(variant), VariantOrigins(variant, ()))
-        merged[_work(variant)] = replace(known, origins=(*known.origins, wanted))
+        known = merged.setdefault(work_of(variant), VariantOrigins(variant, ()))
+        merged[work_of(variant)] = replace(known, origins=(*known.origins, wanted))
     return list(merged.values())
 
 
@@ -629,7 +629,7 @@ def processes_in_turns(variant: Variant) -> str:
     return json.dumps(common, sort_keys=True)
 
 
-def _work(variant: Variant) -> str:
+def work_of(variant: Variant) -> str:
     """The work of a variant, whatever it is called."""
     split = variant.split or variant.split_name
     return json.dumps((settings_of(variant), variant.devices, split), sort_keys=True)
@@ -668,10 +668,10 @@ def _repeat_notes(spec: JobSpec) -> list[str]:
 
 def _merge_notes(built: list[tuple[Combination, Variant]], candidates: list[VariantOrigins]) -> list[str]:
     """Splits that are called differently and come to the same samples."""
-    kept = {_work(candidate.variant): candidate.variant for candidate in candidates}
+    kept = {work_of(candidate.variant): candidate.variant for candidate in candidates}
     notes: dict[str, None] = {}
     for _, variant in built:
-        first = kept[_work(variant)]
+        first = kept[work_of(variant)]
         if variant.split_name != first.split_name:
             samples = "/".join(map(str, first.split))
             notes[f"{first.split_name} and {variant.split_name} are both {samples}: measured once"] = None

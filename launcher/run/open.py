@@ -62,8 +62,8 @@ class Invocation:
 
     @property
     def directory(self) -> Path:
-        """The directory from which relative file names of the job start."""
-        return (self.job_dir or self.job_file.parent).absolute()
+        """The real path of the directory from which relative file names of the job start."""
+        return (self.job_dir or self.job_file.parent).resolve()
 
 
 def program_invocation(

@@ -115,6 +115,8 @@ class Improvement:
     """For `git apply`. Bytes that aren't UTF-8 are U+FFFD here, and as they are in `change.diff`."""
     numerics: bool = False
     """Whether what changes numerics was tried, too."""
+    other_random_numbers: bool = False
+    """Whether what draws random numbers in another order may be kept."""
     spent_s: float = 0.0
     """Seconds of the budget that are spent, in all commands that worked on it."""
     ends_s: Mapping[str, float] = field(default_factory=dict)

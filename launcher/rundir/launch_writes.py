@@ -29,12 +29,13 @@ def stated_caches() -> tuple[str, ...]:
 
 
 def cache_places(job_dir: str) -> tuple[str, ...]:
-    """These, and those that need no variable."""
+    """These, and those that need no variable; none in which the job's directory lies."""
     homes = (os.path.expanduser("~"), job_dir)
     known = [os.path.join(home, name) for home in homes for name in _OF_A_HOME]
     with suppress(OSError):
         known.append(str(cache_directory()))
-    return (*stated_caches(), *map(os.path.realpath, known))
+    places = (*stated_caches(), *map(os.path.realpath, known))
+    return tuple(place for place in places if not is_below(os.path.realpath(job_dir), (place,)))
 
 
 def writable_places(job_dir: str, run_dir: str) -> tuple[str, ...]:

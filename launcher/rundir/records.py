@@ -104,6 +104,10 @@ WORKLOAD = "workload"
 """The name of a workload's only site: its `given` are keys of the job that have an effect on it."""
 
 
+AT_DDP = ("autocast", "compile", "comm_hook")
+"""Changes of the module that is given to DDP, by name."""
+
+
 @dataclass(frozen=True)
 class CallSite:
     """A place at which a program calls a constructor of torch; what it passes is that of the first call."""
@@ -120,9 +124,9 @@ class CallSite:
     given: Mapping[str, str] = field(default_factory=dict)
     """The arguments by name, as Python has them; of what isn't plain, the name of its class."""
     parameters: tuple[str, ...] = ()
-    """Names of the arguments that are passed by position."""
+    """Names of the arguments that are passed by position, at least of the first one."""
     applied: Mapping[str, bool | int | float | str] = field(default_factory=dict)
-    """Changed arguments; `autocast`, `compile` and `comm_hook` of the module that is given to DDP."""
+    """Changed arguments; of DDP also `AT_DDP`."""
     skipped: tuple[str, ...] = ()
     """Arguments of the job that mean nothing to this call."""
     count: int = 1

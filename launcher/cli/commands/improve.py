@@ -147,7 +147,9 @@ def given_by(
             check_owner(resume)  # what it says is run, and written into files
             if not (resume / "1-original" / PLAN).is_file():
                 raise SpecError(f"the search in {resume} ended before its first launch: begin anew")
-            return read_invocation(resume / "1-original", overrides)
+            first = read_invocation(resume / "1-original")
+            # The last is the limit of its launches, which follows from the budget.
+            return replace(first, overrides=(*first.overrides[:-1], *overrides))
         if module is None and words[0].endswith((".yaml", ".yml")):
             return job_invocation(words, devices, overrides)
         script, args = (None, words) if module is not None else (words[0], words[1:])

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
 from gpurun.launcher.inspect.stacks import is_users
-from gpurun.launcher.rundir.records import CallSite
+from gpurun.launcher.rundir.records import AT_DDP, CallSite
 from gpurun.launcher.worker.accelerators.cuda import cudnn_flags, matmul_precision
 
 Value = bool | int | float | str
@@ -34,8 +34,6 @@ _TORCH = f"{os.path.dirname(torch.__file__)}{os.sep}"
 _PASSES_ON = (typing.__file__, __file__)
 """Files whose frames only pass a call on: `DataLoader[int](…)` is called by `typing`."""
 _PLAIN = (bool, int, float, str, type(None))
-AT_DDP = ("autocast", "compile", "comm_hook")
-"""Changes where a module is given to DDP, by name."""
 MAX_SHOWN = 80
 """Characters of an argument that are noted."""
 MAX_SITES = 1000
@@ -170,13 +168,13 @@ class ProgramCalls:
             groups = getattr(made, "param_groups", None)
             self.sites[key] = CallSite(
                 name=name,
-                file=os.path.abspath(caller.f_code.co_filename),
+                file=os.path.realpath(caller.f_code.co_filename),
                 line=caller.f_lineno,
                 end_column=end_column_of(caller),
                 is_users=is_own,
                 library="" if is_own else library_of(caller),
                 given={each: shown(value) for each, value in arguments.items()},
-                parameters=tuple(arguments)[: len(changed.args)],
+                parameters=tuple(arguments)[: max(1, len(changed.args))],
                 applied=changed.applied,
                 skipped=changed.skipped,
                 num_parameters=sum(len(each["params"]) for each in groups) if groups else None,

@@ -1,6 +1,8 @@
 """What a program does with torch and with files, seen from outside: its calls, losses, waits and files."""
 
+import functools
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -16,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gpurun.launcher.machine.accelerators import gpu_kinds
+from gpurun.launcher.machine.landlock import can_restrict_writes
 from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.launch_writes import (
     DEVICES,
@@ -53,6 +56,8 @@ _OF_OPEN_FILES = ("os.chmod", "os.chown", "os.utime", "os.setxattr", "os.removex
 _MUST_EXIST = ("os.remove", "os.rmdir", "shutil.rmtree", *_OF_OPEN_FILES)
 _MADE_AGAIN = ("/__pycache__/", "/torchinductor_", "/.triton/", "/.cache/")
 """Parts of paths of what is made again where it is missing."""
+_READ_ONLY = re.compile(r"^file::memory:|[?&](?:mode=(?:ro|memory)|immutable=1)(?:&|$)")
+"""Of the names of SQLite's databases."""
 READS = ("item", "tolist", "cpu", "__bool__", "__float__", "__int__")
 """Methods of a tensor that return what it holds, once its device has computed it."""
 _OWN = f"{os.path.dirname(os.path.dirname(__file__))}{os.sep}"
@@ -104,6 +109,8 @@ class Writes:
             for number, base in _CHANGES[event]:
                 directory = args[base] if base is not None and base < len(args) else None
                 name = _open_file(args[number]) if event in _OF_OPEN_FILES else args[number]
+                if event == "sqlite3.connect" and _is_only_read(name):
+                    continue
                 self.add(name, directory, must_exist=event in _MUST_EXIST, is_new=event == "os.mkdir")
 
     def add(
@@ -156,9 +163,10 @@ class Writes:
     def _may_always(self, path: str) -> bool:
         if is_below(path, DEVICES) and not is_below(path, (SHARED_MEMORY,)):
             return True
-        if is_below(path, (self.run_dir, *self._caches)) or any(part in path for part in _MADE_AGAIN):
-            return True
         is_own = path.startswith(f"{self.job_dir}{os.sep}")
+        below = path.removeprefix(self.job_dir) if is_own else path
+        if is_below(path, (self.run_dir, *self._caches)) or any(part in below for part in _MADE_AGAIN):
+            return True
         return not is_own and is_below(path, self._temporary) and self._is_of_launch(path)
 
     def _is_of_launch(self, path: str) -> bool:
@@ -168,6 +176,17 @@ class Writes:
         except FileNotFoundError:
             return True
         return path in self._temporary or found.st_ctime >= self.began_s
+
+
+def _is_only_read(database: Any) -> bool:
+    """Whether a database lies in memory, or connecting to it changes no file.
+
+    One that exists may be meant to be read only: where the kernel can, it is what refuses to write it.
+    """
+    name = os.fsdecode(database)
+    if name in ("", ":memory:") or (name.startswith("file:") and _READ_ONLY.search(name)):
+        return True
+    return can_restrict_writes() and os.path.lexists(name)
 
 
 def _open_file(name: Any) -> Any:
@@ -229,9 +248,12 @@ class CostlyCalls:
             frame = frame.f_back
         if frame is None or not is_own_code(frame):
             return
-        place = (kind, name, os.path.abspath(frame.f_code.co_filename), frame.f_lineno)
+        place = (kind, name, _real_path(frame.f_code.co_filename), frame.f_lineno)
         if place in self.counts or len(self.counts) < MAX_PLACES:
             self.counts[place] += 1
+
+
+_real_path = functools.cache(os.path.realpath)
 
 
 def is_on_gpu(tensor: torch.Tensor) -> bool:

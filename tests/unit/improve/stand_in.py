@@ -13,7 +13,7 @@ from unittest import mock
 
 from gpurun.launcher.compare.model import Difference, StepTime
 from gpurun.launcher.compare.ranking import Differences
-from gpurun.launcher.errors import Interrupted
+from gpurun.launcher.errors import Interrupted, SpecError
 from gpurun.launcher.improve.improve import improved
 from gpurun.launcher.improve.stages import RemedySearch, Set
 from gpurun.launcher.inspect.stacks import file_hash
@@ -76,6 +76,19 @@ class StandIn:
     interrupted_at: str = ""
     """The stage in which Ctrl-C comes, when so many sets are measured."""
     measured_before: int = 0
+    changed_at: str = ""
+    """The stage in which the user's files change."""
+    counting_s: float = 0.0
+    """How long the launch takes in which its steps are counted."""
+    refusals: Mapping[frozenset[str], str] = field(default_factory=dict)
+    """Remedies that its job can't have together."""
+    skips: tuple[str, ...] = ()
+    """Changes that mean nothing to its calls."""
+    warns: tuple[str, ...] = ()
+    """Remedies with other gradients."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables that its job states."""
+    cores: int = 2
     stages: list[tuple[str, list[tuple[str, ...]]]] = field(default_factory=list)
     spent_s: float = 0.0
 
@@ -98,13 +111,13 @@ class StandInStage:
         is_seeded: bool,
         hang_s: float,
         name: str = "",
+        most_s: float = math.inf,
     ) -> None:
-        self.name = name
+        self.name, self.most_s = name, most_s
         self.steps, self.hang_s = steps, hang_s
         self.program, self.directory, self.is_seeded = search.program, search.directory, is_seeded
         self.sets = [tuple(row.code for row in chosen) for chosen in sets]
         self.rows = sets
-        self.run = SimpleNamespace(job=self.directory / "measured.yaml")
         self.code = {path.name: file_hash(path) for path in self.directory.glob("*.py")}
         self.logs = {
             str(position): {
@@ -121,12 +134,15 @@ class StandInStage:
         step_ms = StepTime(math.exp(fmean(self.logs[str(position)].values())))
         ranks = [SimpleNamespace(span_ms=100.0, input_ms=40.0, exposed_transfer_ms=5.0, exposed_wait_ms=0.0)]
         own = self.sets[position]
+        if self.most_s < self.program.counting_s:
+            return SimpleNamespace(status="timeout", reason="too long", step_ms=None)
         if self.length_s(position) > self.hang_s:
             return SimpleNamespace(status="hung", reason="no step", step_ms=None)
         wall_s = 3.9 + self.steps * (self.program.ms(own) - self.program.ms(())) / 1000
         wall_s += sum(self.program.starts_s.get(code, 0.0) for code in own)
         return SimpleNamespace(
-            status="ok", code=self.code, reason=None, step_ms=step_ms, ranks=ranks, gradient_warning=None,
+            status="ok", code=self.code, reason=None, step_ms=step_ms, ranks=ranks,
+            gradient_warning="its gradients differ" if {*own} & {*self.program.warns} else None,
             wall_s=None if self.program.keys else wall_s,
         )  # fmt: skip
 
@@ -170,7 +186,8 @@ class StandInStage:
             CallSite("DistributedDataParallel", file, 2, True, given={"find_unused_parameters": "True"}),
             CallSite("AdamW", file, 3, True, given={"params": "parameters"}),
         ]
-        applied = {key: 1 for row in self.rows[position] for key in row.applied}
+        names = {name for row in self.rows[position] for name in row.applied}
+        applied = dict.fromkeys(names - {*self.program.skips}, 1)
         library = self.program.library
         calls = [replace(each, applied=applied, library=library, is_users=not library) for each in calls]
         return [Observed(tuple(calls), LOSSES, "float32", writes=self.program.writes)]
@@ -193,13 +210,20 @@ class StandInSearch(RemedySearch):
     program: StandIn
     directory: Path
 
+    def refusal(self, chosen: Set) -> str:
+        codes = {row.code for row in chosen}
+        return next((why for refused, why in self.program.refusals.items() if refused <= codes), "")
+
     def stage(self, name: str, sets: Sequence[Set], *overrides: str, **how: Any) -> Any:
         words = re.findall(r"launches: (\d+), (?:limit|rounds): (\d+)", " ".join(overrides))
         launches, steps = map(int, words[0])
         assert not (self.program.keys and "limit" in " ".join(overrides)), "a workload has rounds"
         hang_s = min(how.get("hang_s", math.inf), self.hang_s)
-        found = StandInStage(self, sets, launches, steps, how.get("seeds_steps", False), hang_s, name)
+        most_s = how.get("most_s", math.inf)
+        found = StandInStage(self, sets, launches, steps, how.get("seeds_steps", False), hang_s, name, most_s)
         self.program.stages.append((name, found.sets))
+        if name == self.program.changed_at:
+            raise SpecError("train.py changed while train.py ran")
         if name == self.program.interrupted_at:
             self.interrupted = cast(Any, StandInPart(found, self.program.measured_before))
             raise Interrupted
@@ -214,7 +238,7 @@ def searched(program: StandIn, directory: Path, budget_s: float = 600.0, **how: 
     (directory / "train.py").write_text(FILE)
     steps = SimpleNamespace(warmup=3)
     spec = SimpleNamespace(
-        program="train.py", args=program.args, stated=(), env={}, hang_timeout_s=None, steps=steps,
+        program="train.py", args=program.args, stated=(), env=program.env, hang_timeout_s=None, steps=steps,
         kind=PROGRAM,
     )  # fmt: skip
     given = Invocation(directory / "job.yaml", ())
@@ -223,8 +247,7 @@ def searched(program: StandIn, directory: Path, budget_s: float = 600.0, **how: 
 
 def searched_job(program: StandIn, directory: Path, *overrides: str, numerics: bool = False) -> Improvement:
     """What a search finds for the workload of a job file, of which the keys `KEYS` have an effect."""
-    for name in ("job.yaml", "measured.yaml"):
-        (directory / name).write_text(JOB)
+    (directory / "job.yaml").write_text(JOB)
     (directory / "train.py").touch()
     given = Invocation(directory / "job.yaml", overrides)
     program, spec = replace(program, keys=KEYS), load_invocation(given)
@@ -244,8 +267,8 @@ def found_by(
     search = StandInSearch.__new__(StandInSearch)
     vars(search).update(
         program=program, directory=directory, given=given, spec=spec, path=directory / "found",
-        machine=SimpleNamespace(cpu_cores=2, free_cores=None, gpus=()), budget_s=budget_s, spent_s=0.0,
-        say=lambda text: None, launch_s=None, first_s=3.9, numerics=numerics,
+        machine=SimpleNamespace(cpu_cores=program.cores, free_cores=None, gpus=()), budget_s=budget_s,
+        spent_s=0.0, say=lambda text: None, launch_s=None, first_s=3.9, numerics=numerics,
         allows_other_random_numbers=allows,
     )  # fmt: skip
     module = "gpurun.launcher.improve.improve"

@@ -25,8 +25,10 @@ from gpurun.launcher.improve.improve import (
     run_improve,
     shares_of,
 )
+from gpurun.launcher.improve.remedies import REMEDIES, Candidate
 from gpurun.launcher.improve.stages import BETWEEN_S, LONGER, RemedySearch, Stage
-from gpurun.launcher.improve.trials import fitting, num_likely, place_of
+from gpurun.launcher.improve.trials import RemedyTrials, fitting, num_likely, place_of
+from gpurun.launcher.machine.host import inspect_machine
 from gpurun.launcher.report.terminal.improve import answer, improve_lines, time_text
 from gpurun.launcher.run.find import find_run
 from gpurun.launcher.run.job import Output
@@ -194,6 +196,103 @@ def test_what_costs_more_at_the_start_than_the_programs_steps_gain_is_not_kept(
     assert row.why == f"costs 18 s at each start: pays from 360 steps on{more}"
 
 
+def test_where_counting_its_steps_takes_too_long_what_pays_later_is_still_compared(tmp_path: Path) -> None:
+    program = StandIn({COMPILE: 0.5}, starts_s={COMPILE: 17.98}, num_steps=200, counting_s=500.0)
+    found = searched(program, tmp_path, budget_s=900.0)
+    assert verdict(found, COMPILE) == "kept"
+    assert "2-length" in dict(program.stages)
+
+
+def test_ctrl_c_while_steps_are_counted_keeps_the_trials(tmp_path: Path) -> None:
+    kept = list[Improvement]()
+    program = StandIn({COMPILE: 0.5}, starts_s={COMPILE: 17.98}, interrupted_at="2-length")
+    with pytest.raises(Interrupted):
+        searched(program, tmp_path, budget_s=900.0, keep=kept.append)
+    assert len(kept[-1].tried) > 2
+
+
+def test_what_the_job_cant_have_is_not_tried(tmp_path: Path) -> None:
+    program = StandIn({WORKERS: 0.7, COMPILE: 0.5}, refusals={frozenset({COMPILE}): "FSDP2 can't"})
+    found = searched(program, tmp_path)
+    assert next((each.verdict, each.why) for each in found.remedies if each.code == COMPILE) == (
+        "not tried", "FSDP2 can't"
+    )  # fmt: skip
+    assert [each.code for each in found.kept] == [WORKERS]
+
+
+def test_what_the_job_cant_have_together_is_a_conflict(tmp_path: Path) -> None:
+    program = StandIn({WORKERS: 0.7, FUSED: 0.8}, refusals={frozenset({WORKERS, FUSED}): "one of the two"})
+    found = searched(program, tmp_path)
+    assert next((each.verdict, each.why) for each in found.remedies if each.code == FUSED) == (
+        "failed", "together with the others: one of the two"
+    )  # fmt: skip
+    assert [each.code for each in found.kept] == [WORKERS]
+
+
+def test_the_rules_of_jobs_say_what_a_job_cant_have(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB + "strategy: fsdp\n")
+    search = object.__new__(RemedySearch)
+    search.spec, search.machine = load_invocation(Invocation(tmp_path / "job.yaml", ())), inspect_machine()
+    rows = {row.name: Candidate(row, keys=cast(Any, row.keys)) for row in REMEDIES}
+    assert "FSDP2 needs its blocks compiled one by one" in search.refusal((rows["compile"],))
+    assert not search.refusal((rows["workers"],))
+
+
+def test_a_failure_alone_is_none_together_with_others(tmp_path: Path) -> None:
+    program = StandIn({WORKERS: 0.7})
+    program.fails = lambda codes: bool(codes) and program.stages[-1:] == [("3-together-1", [(WORKERS,), ()])]
+    found = searched(program, tmp_path)
+    row = next(each for each in found.remedies if each.code == WORKERS)
+    assert (row.verdict, row.why) == ("failed", "it hung")
+
+
+def test_without_a_loss_every_remedy_has_that_as_its_reason(tmp_path: Path) -> None:
+    found = searched(StandIn(begins={"1-original": ()}), tmp_path)
+    assert found.complete
+    assert {each.why for each in found.remedies if each.code in (WORKERS, FUSED)} == {"no loss was seen"}
+    assert not any("not tried yet" in line for line in improve_lines(found, "x"))
+
+
+def test_what_is_proven_stands_where_the_last_trace_fails(tmp_path: Path) -> None:
+    found = searched(StandIn({WORKERS: 0.7}, changed_at="4-kept"), tmp_path)
+    assert ([each.code for each in found.kept], found.then, found.complete) == ([WORKERS], "", True)
+
+
+def test_a_remedy_whose_model_is_compiled_already_is_not_tried(tmp_path: Path) -> None:
+    found = searched(StandIn({COMPILE: 0.5}, skips=("compile",)), tmp_path)
+    row = next(each for each in found.remedies if each.code == COMPILE)
+    assert (row.verdict, row.why) == ("not tried", "the model is compiled")
+
+
+def test_a_variable_that_the_job_states_is_for_its_user_to_change(tmp_path: Path) -> None:
+    stated = {"OMP_NUM_THREADS": "1"}
+    found = searched(StandIn({"OMP_NUM_THREADS=2": 0.7}, env=stated, cores=4), tmp_path)
+    assert (len(found.kept), found.env) == (1, {})
+    assert "write it yourself: env.OMP_NUM_THREADS=2, which the job states" in found.notes
+
+
+def test_a_call_in_a_file_that_was_not_measured_is_for_its_user_to_change(tmp_path: Path) -> None:
+    """As where a file is imported after the first steps."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/late.py").write_text("x = DataLoader(a)\n")
+    more = (CallSite("DataLoader", "lib/late.py", 1, True),)
+    found = searched(StandIn(times={WORKERS: 0.7}, more_calls=more), tmp_path)
+    assert (
+        "write it yourself at lib/late.py:1: DataLoader(…, num_workers=2, persistent_workers=True)"
+        in found.notes
+    )
+    assert not any("changed since" in note for note in found.notes)
+    assert "+loader = DataLoader(data, num_workers=2" in found.diff
+
+
+def test_what_takes_time_at_each_start_needs_more_of_the_budget_to_be_tried() -> None:
+    search = SimpleNamespace(launch_s=30.0, spent_s=200.0, budget_s=60.0)
+    trials = RemedyTrials(cast(Any, search), cast(Any, None), {}, 20, 10.0)
+    rows = {row.name: Candidate(row) for row in REMEDIES}
+    assert trials.needed(rows["workers"]) == "`--budget 11m`"  # 200 + 3 * 30 + 12 * 30
+    assert trials.needed(rows["compile"]) == "`--budget 13m`"  # 200 + 5 * 30 + 30 + 12 * 30
+
+
 def test_a_conflict_is_a_failure_of_what_gains_least_alone(tmp_path: Path) -> None:
     program = StandIn(times={WORKERS: 0.7, FUSED: 0.9}, fails=lambda codes: {WORKERS, FUSED} <= {*codes})
     found = searched(program, tmp_path)
@@ -213,6 +312,17 @@ def test_a_file_that_is_edited_while_the_search_runs_is_left_to_its_editor(tmp_p
     assert [each.code for each in found.kept] == [WORKERS]
     assert (found.diff, found.changes) == ("", ())
     assert "train.py has changed since it was measured" in found.notes
+
+
+def test_a_job_that_is_edited_while_the_search_runs_is_left_to_its_editor(tmp_path: Path) -> None:
+    def edits(codes: tuple[str, ...]) -> bool:
+        if codes:
+            (tmp_path / "job.yaml").write_text(f"# new\n{JOB}")
+        return False
+
+    found = searched_job(StandIn(times={"workers: 2": 0.7}, fails=edits), tmp_path)
+    assert ([each.code for each in found.kept], found.diff, found.keys) == (["workers: 2"], "", {})
+    assert "job.yaml has changed since it was measured" in found.notes
 
 
 def test_what_isnt_decided_is_not_kept(tmp_path: Path) -> None:
@@ -243,7 +353,7 @@ def test_what_later_steps_may_break_is_said_with_the_number_of_steps_that_were_s
     assert kept.why == f"no parameter was unused in {steps} steps: a later step that leaves some out fails"
     assert found.notes == (f"{UNUSED}: {kept.why}",)
     (kept,) = searched_job(StandIn(times={"workers: 2": 0.7}), tmp_path).kept
-    assert kept.why.startswith("same data in ")
+    assert kept.why.startswith("its first 6 losses are the same; workers don't see ")
 
 
 def test_what_the_launches_leave_open_has_a_reason(tmp_path: Path) -> None:
@@ -338,7 +448,35 @@ def test_other_random_numbers_are_shown_by_seeded_steps(
     program = StandIn(times={WORKERS: 0.7}, losses={WORKERS: OTHERS}, seeded={WORKERS: seeded})
     found = searched(program, tmp_path, allows=allows)
     assert verdict(found, WORKERS) == expected
-    assert all(each.why.startswith("it draws other random numbers; same data in ") for each in found.kept)
+    assert all(each.why.startswith("it draws other random numbers; its first ") for each in found.kept)
+
+
+@pytest.mark.parametrize("allows", [True, False])
+def test_what_draws_otherwise_and_gains_nothing_is_no_next_step(tmp_path: Path, allows: bool) -> None:
+    program = StandIn(losses={WORKERS: OTHERS}, seeded={WORKERS: LOSSES})
+    found = searched(program, tmp_path, allows=allows)
+    row = next(each for each in found.remedies if each.code == WORKERS)
+    assert (row.verdict, row.why) == ("undecided", "no gain in its trials")
+    assert "begin again" not in dict(answer(found, "x"))["Next"]
+
+
+def test_what_compiling_costs_counts_also_where_random_numbers_differ(tmp_path: Path) -> None:
+    costs = StandIn({COMPILE: 0.5}, {COMPILE: OTHERS}, seeded={COMPILE: LOSSES}, starts_s={COMPILE: 17.98})
+    found = searched(replace(costs, num_steps=200), tmp_path, allows=True)
+    row = next(each for each in found.remedies if each.code == COMPILE)
+    assert (row.verdict, row.start_s, row.why) == (
+        "slower",
+        18.0,
+        "it draws other random numbers; costs 18 s at each start: pays from 360 steps on, more than "
+        "train.py makes",
+    )
+
+
+def test_other_gradients_are_no_other_random_numbers(tmp_path: Path) -> None:
+    program = StandIn({COMPILE: 0.5}, seeded={COMPILE: LOSSES}, warns=(COMPILE,))
+    found = searched(program, tmp_path, allows=True)
+    row = next(each for each in found.remedies if each.code == COMPILE)
+    assert (row.verdict, row.why) == ("changes numerics", "its gradients differ")
 
 
 def test_without_time_to_prove_anything_the_budget_that_would_do_is_named(tmp_path: Path) -> None:
@@ -483,6 +621,17 @@ def test_a_change_is_written_where_it_was_measured(tmp_path: Path, monkeypatch: 
         apply(SimpleNamespace(name="train.py"), given, yes=True, force=True)
 
 
+def test_a_change_is_written_also_where_a_link_leads_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.chdir(tmp_path / "real")
+    given = Invocation(tmp_path / "link/job.yaml", ())
+    assert not apply(Improvement(SCHEMA, "job.yaml", 60.0), given, yes=True, force=True)
+    assert "nothing is proven to help" in capsys.readouterr().err
+
+
 def test_where_nothing_is_kept_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -570,6 +719,33 @@ def test_a_search_that_has_ended_takes_no_other_options(tmp_path: Path) -> None:
         with ends:
             found, _ = run_improve(pools, given, None, tmp_path, Output(True, None), print, allows, numerics)
             assert found.complete
+
+
+@pytest.mark.parametrize("allows", [True, False])
+def test_a_search_is_resumed_with_what_it_may_keep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allows: bool
+) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    known = Improvement(SCHEMA, "job.yaml", 60.0, other_random_numbers=True)
+    write_json(tmp_path / "improve.json", known)
+    begun = list[RemedySearch]()
+
+    def improved(search: RemedySearch, start: Improvement, keep: object) -> Improvement:
+        begun.append(search)
+        return start
+
+    monkeypatch.setattr("gpurun.launcher.improve.improve.improved", improved)
+    given, pools = Invocation(tmp_path / "job.yaml", ()), cast(Any, None)
+    run_improve(pools, given, None, tmp_path, Output(True, None), print, allows)
+    assert begun[0].allows_other_random_numbers
+
+
+def test_a_search_whose_budget_is_spent_begins_anew_with_more(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    write_json(tmp_path / "improve.json", Improvement(SCHEMA, "job.yaml", 60.0, spent_s=55.0))
+    given, pools = Invocation(tmp_path / "job.yaml", ()), cast(Any, None)
+    with pytest.raises(SpecError, match="the budget is spent: begin anew with `--budget 2m`"):
+        run_improve(pools, given, None, tmp_path, Output(True, None), print)
 
 
 @pytest.mark.parametrize(("budget_s", "numerics"), [(120.0, False), (None, True)])

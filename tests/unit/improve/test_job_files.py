@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,6 +47,25 @@ def test_runs_and_searches_of_gpurun_are_no_files_of_the_users(tmp_path: Path) -
     write(tmp_path, "runs/a/latest", "runs/a/.latest.0123", "runs/selftest/selftest.json")
     write(tmp_path, "plan.json", text="the user's own")
     assert names(changed_files(before, files(tmp_path))) == ["plan.json"]
+
+
+def test_a_directory_that_cant_be_searched_is_left_out() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        directory = Path(name).resolve()
+        directory.chmod(0o755)
+        write(directory, "train.py", "pgdata/base")
+        (directory / "pgdata").chmod(0)
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                if not os.getuid():
+                    os.setuid(65534)
+                code = list(files(directory).own) != [f"{directory}/train.py"]
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        (directory / "pgdata").chmod(0o755)
 
 
 def test_files_outside_are_seen_where_links_lead_to_them(tmp_path: Path) -> None:

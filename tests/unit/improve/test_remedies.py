@@ -16,7 +16,7 @@ from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.rundir.improvement import CHANGES_NUMERICS
 from gpurun.launcher.rundir.records import WORKLOAD, CallSite
 
-AROUND = Surroundings(is_host=True, spare_cores=1, threads=None, share=1)
+AROUND = Surroundings(device_type="cpu", spare_cores=1, threads=None, share=1)
 WIDE = replace(AROUND, spare_cores=6, threads=1, share=7)
 SHARES: dict[Part, float] = {"input": 40.0, "transfer": 10.0, "work": 50.0}
 
@@ -240,7 +240,7 @@ def test_what_needs_a_gpu_is_not_tried_on_cpus() -> None:
 def test_what_changes_numerics_is_tried_where_that_is_asked_for() -> None:
     found = [each for each in candidates([DDP], AROUND, SHARES) if each.remedy.changes_numerics]
     assert [(each.code, each.refusal) for each in found if "GPUs" not in each.refusal] == [
-        ("torch.autocast(dtype=torch.bfloat16)", CHANGES_NUMERICS),
+        ('torch.autocast("cpu", dtype=torch.bfloat16)', CHANGES_NUMERICS),
         ("model.register_comm_hook(None, default_hooks.fp16_compress_hook)", CHANGES_NUMERICS),
     ]
     asked = replace(AROUND, numerics=True)

@@ -21,8 +21,8 @@ NEVER = float("inf")
 def search(limit_s: float = NEVER, **more: Any) -> RemedySearch:
     found = object.__new__(RemedySearch)
     vars(found).update(
-        spec=SimpleNamespace(program="train.py", limit_s=limit_s), began_s=time.monotonic(), budget_s=60.0,
-        spent_s=0.0, first_s=5.0, ends_s={}, changed=(), **more,
+        spec=SimpleNamespace(program="train.py", limit_s=limit_s, hang_timeout_s=None),
+        began_s=time.monotonic(), budget_s=60.0, spent_s=0.0, first_s=5.0, ends_s={}, changed=(), **more,
     )  # fmt: skip
     return found
 
@@ -104,6 +104,19 @@ def test_the_first_launches_have_half_of_the_budget_each(monkeypatch: pytest.Mon
     assert found.limit_s == 40.0
     found.budget_s = 1.0
     assert found.limit_s == found.hang_s == 30.0  # what is left to do at the end is done
+
+
+def test_a_stage_that_was_interrupted_before_it_was_planned_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job.yaml").write_text("workload: mlp\ndevices: [cpu:0]\nglobal_batch: 8\n")
+    (tmp_path / "2-alone").mkdir()
+    (tmp_path / "2-alone/invocation.json").write_text("{}")
+    found = search(given=Invocation(tmp_path / "job.yaml", ()), path=tmp_path, machine=None)
+    monkeypatch.setattr(stages, "as_planned_for", lambda *_: pytest.fail("begun", pytrace=False))
+    with pytest.raises(pytest.fail.Exception, match="begun"):
+        found.stage("2-alone", [()])
+    assert not (tmp_path / "2-alone").exists()
 
 
 def test_a_budget_for_nothing_ends_at_once(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """Which keys of a job have an effect on a workload."""
 
 import os
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +21,7 @@ from torch import nn
 from gpurun import Workload
 from gpurun.launcher.machine.landlock import can_restrict_writes
 from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.rundir.launch_writes import writable_places
 from gpurun.launcher.rundir.records import VariantConfig
 from gpurun.launcher.worker.program.observed import Writes
 from gpurun.launcher.worker.training.observed import given_to
@@ -110,6 +113,46 @@ def test_a_launch_changes_no_file_nor_its_mode_owner_and_times(tmp_path: Path, n
     with kept.open() as file, writes.watch(), pytest.raises(PermissionError, match=r"last\.pt"):
         CHANGES[number](kept, file.fileno())
     assert (writes.found, kept.stat()[:9], kept.read_text()) == ({str(kept)}, before[:9], "best")
+
+
+@pytest.mark.parametrize("place", ["", "job", "/.cache"])
+def test_a_cache_that_the_job_lies_in_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """`HF_HOME=/workspace` with the project below it, `TORCH_HOME=.`, a project below `~/.cache`."""
+    job = tmp_path / ".cache/job"
+    job.mkdir(parents=True)
+    monkeypatch.setenv("HF_HOME", str(tmp_path if not place else job.parent if place == "/.cache" else job))
+    (kept := job / "last.pt").write_text("best")
+    writes = Writes(str(job), str(tmp_path / "run"))
+    with writes.watch(), pytest.raises(PermissionError, match=r"last\.pt"):
+        kept.write_text("other")
+    assert (kept.read_text(), writable_places(str(job), str(tmp_path / "run")).count(str(tmp_path))) == (
+        "best", 0
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "is_write"),
+    [
+        (":memory:", False),
+        ("", False),
+        ("file:old.db?mode=ro", False),
+        ("file::memory:?cache=shared", False),
+        ("file:old.db?cache=shared&mode=rw", True),
+        ("new.db", True),
+        ("old.db", not can_restrict_writes()),
+    ],
+)
+def test_a_database_is_written_unless_it_is_in_memory_or_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_write: bool
+) -> None:
+    (tmp_path / "old.db").touch()
+    monkeypatch.chdir(tmp_path)
+    writes = Writes(str(tmp_path), str(tmp_path / "run"))
+    with writes.watch(), pytest.raises(PermissionError) if is_write else nullcontext():
+        sqlite3.connect(name, uri=name.startswith("file:")).close()
+    assert bool(writes.found) == is_write
 
 
 def test_what_an_earlier_launch_left_in_shared_memory_is_not_written(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_calls_of_own_files_are_changed_and_noted() -> None:
     original = DataLoader.__init__
     calls = ProgramCalls({"DataLoader": {"batch_size": 2}, "Optimizer": {"fused": True}}, notes=True)
     with calls.watch():
-        loaders = [DataLoader(DATA, 4), DataLoader[Any](DATA, batch_size=4), Loader(DATA)]
+        loaders = [DataLoader(DATA, 4), DataLoader[Any](dataset=DATA, batch_size=4), Loader(DATA)]
         for _ in range(2):
             optimizers = [torch.optim.AdamW(weights(), 0.5), torch.optim.Adamax(weights())]
         copied = copy.copy(loaders[0])
@@ -104,7 +104,7 @@ def test_calls_of_own_files_are_changed_and_noted() -> None:
     assert second.line == first.line
     line = Path(__file__).read_text().splitlines()[first.line - 1]
     assert line[: first.end_column].endswith(" [DataLoader(DATA, 4)")
-    assert line[: second.end_column].endswith(" DataLoader[Any](DATA, batch_size=4)")
+    assert line[: second.end_column].endswith(" DataLoader[Any](dataset=DATA, batch_size=4)")
     assert (second.parameters, second.applied) == (("dataset",), {"batch_size": 2})
     assert (adamw.name, adamw.count, adamw.num_parameters) == ("AdamW", 2, 1)
     assert (adamax.applied, adamax.skipped) == ({}, ("fused",))
