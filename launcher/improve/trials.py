@@ -182,7 +182,7 @@ class RemedyTrials:
             )
         known = [row for row in to_try if row.code in found]
         best = best_of(known, found) if len(to_try) > MOST_TOGETHER else []
-        best, again = self.again(best, [found[row.code].percent or 0.0 for row in best])
+        best, again = self.again(best, [found[row.code] for row in best])
         if best:
             self.search.say(f"2 of 3: the best {len(best)} of them again")
             found |= self.stage("2-best", best, again)
@@ -231,16 +231,18 @@ class RemedyTrials:
         spare_s = self.search.left_s - seconds_to_compare(1, launch_s)
         return math.floor(min(most_s, max(spare_s, 3 * launch_s if is_first else 0.0)) / launch_s)
 
-    def again(self, best: Sequence[Candidate], percents: Sequence[float]) -> tuple[list[Candidate], int]:
+    def again(self, best: Sequence[Candidate], known: Sequence[RemedyResult]) -> tuple[list[Candidate], int]:
         """Those of the best that can be tried again, and how often, so that all likely ones can be proven.
 
         Args:
-            percents: their changes so far.
+            known: what trials have shown of each.
         """
         launch_s = self.search.launch_s or self.launch_s
+        percents = [each.percent or 0.0 for each in known]
         for num in range(min(MOST_TOGETHER, len(best)), 1, -1):
             spare_s = self.search.left_s - seconds_to_compare(max(1, num_likely(percents[:num])), launch_s)
-            launches = math.floor(min(spare_s, SHARE_OF_TRIALS * self.search.budget_s) / launch_s / (num + 1))
+            once_s = (num + 1) * launch_s + sum(each.start_s or 0.0 for each in known[:num])
+            launches = math.floor(min(spare_s, SHARE_OF_TRIALS * self.search.budget_s) / once_s)
             if launches >= AGAIN:
                 return list(best[:num]), launches
         return [], 0

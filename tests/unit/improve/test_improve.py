@@ -149,6 +149,17 @@ def test_what_compiles_for_long_leaves_time_to_prove_what_others_gain(tmp_path: 
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("launch_s", "start_s"), [(1.8, 10.0), (2.0, 9.0), (2.2, 6.0), (2.4, 12.0)])
+def test_what_compiles_is_tried_again_only_where_that_leaves_time_for_a_proof(
+    tmp_path: Path, launch_s: float, start_s: float
+) -> None:
+    times = {WORKERS: 0.68, FUSED: 0.95, COMPILE: 0.9}
+    program = StandIn(times, starts_s={COMPILE: start_s}, launch_s=launch_s)
+    found = searched(program, tmp_path, budget_s=120.0)
+    assert program.spent_s <= 120
+    assert WORKERS in [each.code for each in found.kept]
+
+
 @pytest.mark.parametrize(
     ("percents", "num"), [([], 0), ([-2.0], 0), ([-12.0], 1), ([-60.0, -25.0, -12.0, -4.0], 2)]
 )
