@@ -153,6 +153,8 @@ class RemedySearch:
     """Seconds that were spent by the end of each stage, by its name."""
     spent_s: float = 0.0
     """Seconds that were spent by the end of the last stage."""
+    lengths_s: list[float] = field(default_factory=list)
+    """The seconds that launches of later stages took which cost nothing at their start."""
     launch_s: float | None = None
     """The seconds that most launches of a later stage take, at most."""
     changed: tuple[str, ...] = ()
@@ -276,8 +278,9 @@ class RemedySearch:
         elif not stage.plan.seeds_steps:
             plain = (at for at, chosen in enumerate(sets) if not any(row.remedy.cost for row in chosen))
             lengths = [length for at in plain if (length := stage.length_s(at)) is not None]
-            if lengths:
-                self.launch_s = max(self.launch_s or 0.0, LONGER * median(lengths) + BETWEEN_S)
+            self.lengths_s += lengths
+            if self.lengths_s:
+                self.launch_s = LONGER * median(self.lengths_s) + BETWEEN_S
 
     def refuse_writes(self, stage: Stage, is_measured: bool) -> None:
         """Returns if the program writes only where each launch has its own directory.

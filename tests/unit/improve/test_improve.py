@@ -575,13 +575,27 @@ def test_a_launch_is_waited_for_as_long_as_the_budget_has_time(
 
 def test_a_launch_that_compiles_makes_no_other_seem_longer() -> None:
     search = object.__new__(RemedySearch)
-    search.first_s, search.launch_s = 4.0, None
+    search.first_s, search.launch_s, search.lengths_s = 4.0, None, []
     rows = {name: SimpleNamespace(remedy=SimpleNamespace(cost=name)) for name in ("", "compiles")}
     stage = SimpleNamespace(plan=SimpleNamespace(seeds_steps=False), length_s=(3.0, 12.0).__getitem__)
     search.note(cast(Any, stage), cast(Any, [(rows[""],), (rows["compiles"],)]))
     assert search.launch_s == LONGER * 3.0 + BETWEEN_S
     search.note(cast(Any, stage), cast(Any, [(rows["compiles"],)]))
     assert search.launch_s == LONGER * 3.0 + BETWEEN_S
+
+
+def test_the_first_launch_of_a_later_stage_which_is_longer_makes_no_other_seem_longer() -> None:
+    """It warms up, and measures the program as it is twice."""
+    search = object.__new__(RemedySearch)
+    search.first_s, search.launch_s, search.lengths_s = 4.0, None, []
+    rows = {name: SimpleNamespace(remedy=SimpleNamespace(cost=name)) for name in ("", "compiles")}
+    for lengths, sets in (
+        ([4.2, 2.7, 2.3, 2.7], [(), (rows[""],), (rows[""],), (rows[""],)]),
+        ([4.3, 35.0], [(), (rows["compiles"],)]),
+    ):
+        stage = SimpleNamespace(plan=SimpleNamespace(seeds_steps=False), length_s=lengths.__getitem__)
+        search.note(cast(Any, stage), cast(Any, sets))
+    assert search.launch_s == LONGER * 2.7 + BETWEEN_S
 
 
 def test_what_only_a_set_costs_is_no_time_of_another_in_the_same_launch() -> None:
