@@ -216,7 +216,8 @@ class RemedyTrials:
             return plain, math.inf
         launch_s = self.search.launch_s or self.launch_s
         gains = sorted(each.percent or 0.0 for each in found.values() if each.verdict == "undecided")
-        spare_s = self.search.left_s - seconds_to_compare(max(1, num_likely(gains)), launch_s) - launch_s
+        # The program as it is comes first, and each launch takes time besides that of compiling.
+        spare_s = self.search.left_s - seconds_to_compare(max(1, num_likely(gains)), launch_s) - 2 * launch_s
         num = min(len(tried), math.floor(spare_s / (LEAST_HANG_S + launch_s)))
         return (tried[:num], spare_s / num - launch_s) if num > 0 else ([], 0.0)
 
@@ -254,7 +255,9 @@ class RemedyTrials:
         launches = max(1, min(MOST_TRIALS, launches))
         hung_s = self.search.spec.hang_timeout_s or min(hang_s, self.search.hang_s)
         try:
-            stage = self.search.stage(name, sets, *self.search.size(launches, self.steps), hang_s=hang_s)
+            size = self.search.size(launches, self.steps)
+            most_s = hang_s + (self.search.launch_s or self.launch_s)  # also where it makes steps in between
+            stage = self.search.stage(name, sets, *size, hang_s=hang_s, most_s=most_s)
         except Interrupted:
             if self.search.interrupted is not None:
                 self.known.update(self.measured(tried, self.search.interrupted))
@@ -326,7 +329,7 @@ class RemedyTrials:
             hung_s: how long a launch was waited for that made no step.
         """
         result, base = stage.of(position), result_of(row, self.search)
-        if result.status == "hung" and row.remedy.cost:
+        if result.status in ("hung", "timeout") and row.remedy.cost:
             why = f"{row.remedy.cost} took longer than {hung_s:.0f} s"
             return replace(base, verdict="undecided", why=why)
         if result.status not in MEASURED or result.step_ms is None:

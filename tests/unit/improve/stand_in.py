@@ -89,6 +89,8 @@ class StandIn:
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables that its job states."""
     cores: int = 2
+    limits_s: dict[str, float] = field(default_factory=dict)
+    """How long a launch of each stage may take."""
     stages: list[tuple[str, list[tuple[str, ...]]]] = field(default_factory=list)
     spent_s: float = 0.0
 
@@ -222,6 +224,7 @@ class StandInSearch(RemedySearch):
         most_s = how.get("most_s", math.inf)
         found = StandInStage(self, sets, launches, steps, how.get("seeds_steps", False), hang_s, name, most_s)
         self.program.stages.append((name, found.sets))
+        self.program.limits_s[name] = most_s
         if name == self.program.changed_at:
             raise SpecError("train.py changed while train.py ran")
         if name == self.program.interrupted_at:

@@ -1,6 +1,7 @@
 """How a search goes on from what its runs say; the runs are stand-ins with known times."""
 
 import json
+import math
 import re
 import subprocess
 import time
@@ -834,6 +835,8 @@ def test_what_compiles_for_too_long_is_undecided(tmp_path: Path) -> None:
     row = next(each for each in searched(program, tmp_path, 120.0).remedies if each.code == COMPILE)
     assert row.verdict == "undecided"
     assert re.fullmatch(r"compiling took longer than \d+ s", row.why)
+    assert program.limits_s["2-alone"] == math.inf
+    assert 30 < program.limits_s["2-alone-1"] < 120  # a step now and then makes it no shorter
 
 
 def test_an_interval_is_printed_in_one_way(tmp_path: Path) -> None:
