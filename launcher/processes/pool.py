@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -321,15 +321,17 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
         for number in signals:
             self._signals += (number,)
             self._send(Signal(number))
-            self._await_reports(grace_s / len(signals))
-            if not (self._running or self._requested):
-                return
+            if self._await_reports(grace_s / len(signals), {SERVICE_RANK}):
+                return  # their store is left: ranks that save may use it until they have ended
 
-    def _await_reports(self, timeout_s: float) -> None:
-        """Receives reports until every rank has ended."""
+    def _await_reports(self, timeout_s: float, without: Set[int] = frozenset()) -> bool:
+        """Receives reports until every rank has ended, but for those in `without`; whether they have."""
         deadline = time.monotonic() + timeout_s
-        while (self._running or self._requested) and (remaining_s := deadline - time.monotonic()) > 0:
+        while left := (self._running.keys() | self._requested) - without:
+            if (remaining_s := deadline - time.monotonic()) <= 0:
+                break
             self._receive(remaining_s)
+        return not left
 
     def _send(self, request: Request) -> None:
         if self._server is None:

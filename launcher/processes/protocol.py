@@ -94,7 +94,7 @@ class StartRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class Signal(msgspec.Struct, frozen=True, tag=True):
-    """Send a signal to every running rank. The server does it: it knows which are not reaped yet."""
+    """Send a signal to every running rank, not to their store. The server knows which are not reaped yet."""
 
     number: int
 

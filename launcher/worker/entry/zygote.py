@@ -34,6 +34,7 @@ from gpurun.launcher.machine.process_tree import (
 )
 from gpurun.launcher.processes.protocol import (
     PROGRAM_ENTRY,
+    SERVICE_RANK,
     STREAM_FD,
     Channel,
     Exited,
@@ -116,7 +117,7 @@ class ForkServer:
             self._import_entry(request.entry)
             self._fork(request)
         elif isinstance(request, Signal):
-            for pid in self._ranks:
+            for pid in [pid for pid, rank in self._ranks.items() if rank != SERVICE_RANK]:
                 to_all = pid in self._leaders and request.number in ENDING
                 if not (to_all and send_signal(-pid, request.number)):
                     send_signal(pid, request.number)

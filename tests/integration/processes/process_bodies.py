@@ -43,6 +43,15 @@ def ignore_sigterm(argv: Sequence[str]) -> None:
     sleep_for_ever(argv)
 
 
+def end_and_say_so(argv: Sequence[str]) -> None:
+    def end(*_: object) -> None:
+        mark(argv[0], "asked to end")
+        sys.exit()
+
+    signal.signal(signal.SIGTERM, end)
+    sleep_for_ever(argv)
+
+
 def leave_grandchild(argv: Sequence[str]) -> None:
     """A daemon by the book: fork, setsid, fork."""
     if os.fork() == 0:

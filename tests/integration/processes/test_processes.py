@@ -22,7 +22,7 @@ from gpurun.launcher.inspect.snapshot import observe
 from gpurun.launcher.machine.process_tree import is_alive, kill_descendants
 from gpurun.launcher.processes.guard import Guard, split_process
 from gpurun.launcher.processes.pool import TORCH, StartRequest, WorkerPool
-from gpurun.launcher.processes.protocol import Exit
+from gpurun.launcher.processes.protocol import SERVICE_RANK, Exit
 from gpurun.launcher.rundir.files import RunDir, write_json
 from tests.known import known
 from tests.launches import launch_config
@@ -255,6 +255,19 @@ def test_a_rank_that_has_just_begun_gets_its_grace_too(pool: WorkerPool, tmp_pat
         time.sleep(0.01)
     pool.stop(30.0)
     assert [exit_.returncode for exit_ in pool.poll(0)] == [-15]
+
+
+def test_the_store_of_ranks_outlives_their_grace(pool: WorkerPool, tmp_path: Path) -> None:
+    """Those that save may make a group, for which they meet there."""
+    store = request(tmp_path, SERVICE_RANK, "end_and_say_so")
+    pool.start([store, request(tmp_path, 0, "sleep_for_ever")])
+    wait_for(pool, tmp_path / "ready0")
+    while not (tmp_path / f"ready{SERVICE_RANK}").exists():
+        pool.poll(0.01)
+    pool.stop(30.0)
+    assert [exit_.returncode for exit_ in pool.poll(0)] == [-15]
+    assert not (tmp_path / "asked to end").exists()
+    assert pool._running == {}
 
 
 def test_a_process_that_begins_while_the_others_are_listed_is_found(

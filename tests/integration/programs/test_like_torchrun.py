@@ -468,6 +468,31 @@ def test_ctrl_c_is_a_keyboard_interrupt_in_the_program(tmp_path: Path) -> None:
     assert said in " ".join(details(Result(0, "", "", tmp_path)).split())
 
 
+MEETS = (
+    STEPS
+    + """
+    rank = os.environ["RANK"]
+
+    def save(*_):
+        dist.barrier(dist.new_group())
+        sys.exit(open(f"saved{rank}", "w").close())
+
+    dist.init_process_group("gloo")
+    signal.signal(signal.SIGTERM, save)
+    open(f"ready{rank}", "w").close()
+    trained(100000, 0.01)
+"""
+)
+
+
+def test_ranks_that_save_may_make_a_group(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", MEETS)
+    with training(tmp_path, *TWO) as process:
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate()
+    assert {path.name for path in tmp_path.glob("saved*")} == {"saved0", "saved1"}, err
+
+
 DEAF = (
     STEPS
     + """
