@@ -29,8 +29,11 @@ _MAGIC = 0x6770_7572_756E_0001
 _LAYOUT = struct.Struct("=5Q")
 _STEPS, _BELL = 3, 4
 """Positions in: magic, process id, start time of the process, steps, bell."""
-STACKS_SIGNAL = signal.SIGUSR2
-"""Makes a rank write the stacks of all its threads to a file, even while C code holds the GIL."""
+STACKS_SIGNAL: int = signal.SIGRTMAX - 1
+"""Makes a rank write the stacks of all its threads to a file, even while C code holds the GIL.
+
+No signal that programs use: at SIGUSR2 many save and end, as `#SBATCH --signal=USR2` asks them to.
+"""
 DIRECTORY_MODE = 0o700
 """The mode of the directory with all blocks: a user with access could make the ranks write traces."""
 NOT_STARTED = "no rank has started yet, or none can be observed, as its log says then; try again in a moment"

@@ -38,6 +38,12 @@ def hold_the_gil(argv: Sequence[str]) -> None:
     sleep(600)
 
 
+def save_at_sigusr2(argv: Sequence[str]) -> None:
+    """As programs do that a batch system warns of a preemption."""
+    signal.signal(signal.SIGUSR2, lambda *_: mark(argv[0], "saved"))
+    sleep_for_ever(argv)
+
+
 def ignore_sigterm(argv: Sequence[str]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sleep_for_ever(argv)

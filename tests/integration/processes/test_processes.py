@@ -290,6 +290,15 @@ def test_a_process_that_begins_while_the_others_are_listed_is_found(
         assert all_gone([int(begins)]) == []
 
 
+def test_stacks_are_no_preemption_to_a_program(pool: WorkerPool, tmp_path: Path) -> None:
+    start = request(tmp_path, 0, "save_at_sigusr2")
+    pool.start([msgspec.structs.replace(start, control=str(tmp_path / "control"))])
+    wait_for(pool, tmp_path / "ready0")
+    (sight,) = observe(tmp_path / "control")
+    assert sight.threads[0].frames[0].function == "sleep_for_ever"
+    assert not (tmp_path / "saved").exists()
+
+
 def test_a_rank_shows_its_stacks_while_c_code_holds_the_gil(pool: WorkerPool, tmp_path: Path) -> None:
     start = request(tmp_path, 0, "hold_the_gil")
     pool.start([msgspec.structs.replace(start, control=str(tmp_path / "control"))])

@@ -16,6 +16,7 @@ import pytest
 
 from gpurun.launcher.machine.process_tree import start_ticks
 from gpurun.launcher.rundir.claim import boot_id
+from gpurun.launcher.rundir.control import STACKS_SIGNAL
 from gpurun.launcher.rundir.files import RunDir
 from tests.integration.command import Result, gpurun, write
 from tests.whole import first
@@ -126,7 +127,7 @@ def assert_harmless(shown: Result) -> None:
 SLEEPER = "import signal, sys, time\n{}\nprint(flush=True)\ntime.sleep(60)"
 HANDLERS = {
     "no handler": "",
-    "a handler of its own": "signal.signal(signal.SIGUSR2, lambda *_: sys.exit(7))",
+    "a handler of its own": f"signal.signal({STACKS_SIGNAL}, lambda *_: sys.exit(7))",
 }
 
 

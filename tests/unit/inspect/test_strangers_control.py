@@ -23,6 +23,7 @@ from gpurun.launcher.inspect.snapshot import ask_history
 from gpurun.launcher.machine.process_tree import start_ticks
 from gpurun.launcher.rundir.control import (
     MAX_BYTES,
+    STACKS_SIGNAL,
     ControlDir,
     RankState,
     block_name,
@@ -110,7 +111,7 @@ OWN_RANK = (
 
 
 @pytest.mark.parametrize(
-    ("handler", "code"), [("", 0), ("signal.signal(signal.SIGUSR2, lambda *_: sys.exit(7))", 7)]
+    ("handler", "code"), [("", 0), (f"signal.signal({STACKS_SIGNAL}, lambda *_: sys.exit(7))", 7)]
 )
 def test_a_process_that_does_not_handle_the_signal_gets_none(
     control: ControlDir, directory: Path, handler: str, code: int
@@ -187,7 +188,7 @@ def test_a_file_that_two_processes_share_makes_none_of_them_a_rank(
     directory: Path, control: ControlDir
 ) -> None:
     """A link to a library leads to a file that the victim has mapped."""
-    handler = "signal.signal(signal.SIGUSR2, lambda *_: sys.exit(7))"
+    handler = f"signal.signal({STACKS_SIGNAL}, lambda *_: sys.exit(7))"
     code = f"import signal, sys\n{handler}\nprint(flush=True)\ninput()"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stdin=subprocess.PIPE
@@ -204,15 +205,15 @@ def test_a_file_that_two_processes_share_makes_none_of_them_a_rank(
 
 def test_the_rank_that_has_mapped_the_block_gets_the_signal(control: ControlDir) -> None:
     got: list[int] = []
-    before = signal.signal(signal.SIGUSR2, lambda number, _: got.append(number))
+    before = signal.signal(STACKS_SIGNAL, lambda number, _: got.append(number))
     block = control.block(0, create=True)
     try:
         control.ask_for_stacks(replace(me(), rank=1))
         assert got == []
         control.ask_for_stacks(me())
-        assert got == [signal.SIGUSR2]
+        assert got == [STACKS_SIGNAL]
     finally:
-        signal.signal(signal.SIGUSR2, before)
+        signal.signal(STACKS_SIGNAL, before)
         block.close()
 
 
