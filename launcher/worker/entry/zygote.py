@@ -332,7 +332,9 @@ def redirect(log: str, stdin: str = "", stdout: str = "", stderr: str = "") -> N
     """
     os.makedirs(os.path.dirname(log), exist_ok=True)
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    source = os.open(stdin or os.devnull, os.O_RDONLY | os.O_NOCTTY)
+    # A FIFO whose writer has ended would be waited for.
+    source = os.open(stdin or os.devnull, os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK)
+    os.set_blocking(source, True)
     for fd, place in ((source, 0), (_opened(stdout, target), 1), (_opened(stderr, target), 2)):
         os.dup2(fd, place)
         os.close(fd)
@@ -341,7 +343,17 @@ def redirect(log: str, stdin: str = "", stdout: str = "", stderr: str = "") -> N
 
 
 def _opened(path: str, log: int) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644) if path else os.dup(log)
+    """What takes a stream: the log where there is nothing else, or a FIFO whose reader has ended."""
+    if not path:
+        return os.dup(log)
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o644)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return os.dup(log)
+    os.set_blocking(fd, True)
+    return fd
 
 
 def set_streams() -> None:

@@ -310,6 +310,32 @@ def test_a_rank_shows_its_stacks_while_c_code_holds_the_gil(pool: WorkerPool, tm
     assert (tmp_path / "control").stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_a_fifo_is_read_to_its_end(pool: WorkerPool, tmp_path: Path, has_ended: bool) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    reader = os.open(tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK)
+    with os.fdopen(reader), (tmp_path / "fifo").open("w") as writer:
+        writer.write("given")
+        writer.flush()
+        if has_ended:
+            writer.close()
+        start = request(tmp_path, 0, "describe_self")
+        pool.start([msgspec.structs.replace(start, stdin=f"/proc/{os.getpid()}/fd/{reader}")])
+        while not has_ended and not pool.pids():
+            pool.poll(0.01)
+        writer.close()
+        until_all_ended(pool, 1)
+    assert json.loads((tmp_path / "facts0").read_text())["stdin"] == "given"
+
+
+def test_a_log_takes_what_no_reader_of_a_fifo_does(pool: WorkerPool, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    start = request(tmp_path, 0, "describe_self")
+    pool.start([msgspec.structs.replace(start, stdout=str(tmp_path / "fifo"))])
+    assert until_all_ended(pool, 1)[0].returncode == 0
+    assert Path(start.log).read_text() == "to stdout\nto stderr\n"
+
+
 def test_the_command_itself_needs_no_thread_of_numpys(tmp_path: Path) -> None:
     """Where no more processes are allowed, BLAS sends an interrupt to whoever imports it."""
     code = (
