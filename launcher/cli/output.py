@@ -3,7 +3,6 @@
 import fcntl
 import os
 import shutil
-import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -117,24 +116,38 @@ def print_comparison(
     click.echo(render_table(comparison, width(), plain, name, colour, above, details, height), err=err)
 
 
-def own_streams() -> "Streams":
-    """This process's stdin and stdout by path, for ranks; of terminals, only one that it may read."""
+def own_streams(lends_stdout: bool) -> "Streams":
+    """This process's stdin and stdout by path, for ranks; of terminals, only one that it may read.
+
+    Args:
+        lends_stdout: whether ranks may write to stdout.
+    """
+    from gpurun.launcher.logs.relay import STDERR_FD, STDOUT_FD
     from gpurun.launcher.processes.incoming_signals import is_in_foreground
     from gpurun.launcher.run.running_attempt import Streams
 
-    def path(fd: int) -> str:
-        mode = os.fstat(fd).st_mode
-        return f"/proc/{os.getpid()}/fd/{fd}" if stat.S_ISREG(mode) or stat.S_ISFIFO(mode) else ""
+    def path(fd: int, flags: int) -> str:
+        """Empty for a socket, and for what belongs to another user (`su`): ranks can't open it."""
+        found = f"/proc/{os.getpid()}/fd/{fd}"
+        try:
+            os.close(os.open(found, flags | os.O_NONBLOCK | os.O_NOCTTY))
+        except OSError:
+            return ""
+        return found
 
-    stdout, reads_terminal = path(1), is_in_foreground(0)
-    in_order = bool(stdout) and os.path.sameopenfile(1, 2)
-    if in_order:
-        stdout = ""  # written by itself, it would be before the line of stderr that came first
+    reads_terminal = is_in_foreground(0)
+    stdin = path(0, os.O_RDONLY) if reads_terminal or not os.isatty(0) else ""
+    stdout, passes_to = "", None if os.isatty(STDERR_FD) else STDERR_FD
+    if lends_stdout and not os.isatty(STDOUT_FD):
+        stdout = path(STDOUT_FD, os.O_WRONLY | os.O_APPEND)
+        if not stdout or os.path.sameopenfile(STDOUT_FD, STDERR_FD):
+            # Written by a rank itself, a line would be before the line of stderr that came first.
+            stdout, passes_to = "", STDOUT_FD
     if stdout:
-        for fd in (1, 2):  # a rank opens a file anew: else both would write at places of their own
+        # A rank opens a file anew: else both would write at places of their own.
+        for fd in (STDOUT_FD, STDERR_FD):
             fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
-    stdin = f"/proc/{os.getpid()}/fd/0" if reads_terminal else path(0)
-    return Streams(stdin, stdout, in_order=in_order, reads_terminal=reads_terminal)
+    return Streams(stdin, stdout, passes_to=passes_to, reads_terminal=reads_terminal and bool(stdin))
 
 
 def _is_one_place() -> bool:
@@ -187,8 +200,8 @@ def run_and_print(
         resume: the run to continue.
         overrides: of the command line, where the job is that of the run to continue.
         require_steps: whether a program without a timed step is an error.
-        passes_through: whether a file or pipe that is stdout takes the program's stdout, as it is; the
-            comparison goes to stderr then.
+        passes_through: whether stdout, unless it is a terminal, takes the program's, as it is; the comparison
+            goes to stderr then.
         script: the program's path, if it is known.
         only_local_rank: the rank of each node whose output is shown.
         files: what else takes streams of a program's ranks.
@@ -207,7 +220,7 @@ def run_and_print(
         from gpurun.launcher.rundir.store import fetched
         from gpurun.launcher.start import run_job
 
-        streams = own_streams() if passes_through and not (as_json or quiet) else Streams()
+        streams = own_streams(not (as_json or quiet)) if passes_through else Streams()
         streams = replace(streams, only_rank=only_rank, only_local_rank=only_local_rank, files=files)
         output = Output(quiet, only_rank, streams, passes_through, only_local_rank)
         flags = node_flags(**place)
@@ -215,7 +228,7 @@ def run_and_print(
         finished = run_job(pools, invocation, directory, before, output, flags, keep_at, overrides)
     if finished is None:
         return  # node 0 has the results
-    print_comparison(finished.comparison, finished.run, as_json, finished.reported, err=bool(streams.stdout))
+    print_comparison(finished.comparison, finished.run, as_json, finished.reported, err=streams.takes_stdout)
     if finished.error is not None:
         raise finished.error
     if require_steps:

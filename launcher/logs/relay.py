@@ -5,7 +5,6 @@ they die. The relay follows the logs, and keeps them from filling the disk.
 """
 
 import os
-import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -25,8 +24,8 @@ from gpurun.launcher.units import GIB, format_number
 MOST_AT_ONCE_BYTES = 1 << 18
 """The most that is shown of one rank at a time; of more, only the end is shown."""
 SHOWN_BYTES = 1 << 16
+STDOUT_FD, STDERR_FD = 1, 2
 REMOVED = b"gpurun: the output before this was removed; a larger `keep` under `logs:` in the job keeps more\n"
-STDOUT_FD = 1
 _MOST_PORTIONS = 64
 """Read of a log at a time."""
 BAR_EVERY_S = 5.0
@@ -43,12 +42,14 @@ class LogTail:
     reader: LineReader = field(default_factory=LineReader)
     within: Sequence[Path] = ()
     """As `RunDir` has it."""
-    to_stdout: bool = False
-    """Whether its lines are the program's stdout, which the command passes through."""
+    fd: int | None = None
+    """The descriptor that gets its bytes as they are, but for what is noise; `None`: its lines are shown."""
     beginning: str = ""
-    """Of each line that is shown, where the command replaces torchrun."""
+    """Of each line, where the command replaces torchrun."""
     rest: bytes = b""
     """The beginning of a line that hasn't been passed on yet."""
+    is_within: bool = False
+    """Whether a line has been passed on without its end."""
     asked: int = 0
     """The offset behind the last line that was shown without its end."""
     prompt: str = ""
@@ -114,8 +115,8 @@ class Relay:
     one has failed, without the rank's number; and a failed launch starts again whatever has failed."""
     prompts: bool = False
     """Whether ranks read a terminal: the beginning of a line at which one waits is shown."""
-    as_it_is: bool = False
-    """Whether all that ranks write goes to stdout, at once and byte by byte, but for what is noise."""
+    passes_to: int | None = None
+    """The descriptor that gets what ranks write to their logs, as `LogTail` has it."""
     only_local: int | None = None
     """The rank to show of those of this node, counted from 0; `None`: all."""
     _tails: list[LogTail] = field(default_factory=list)
@@ -150,21 +151,17 @@ class Relay:
         self._tails += [self._tail(rank, path) for rank, path in logs.items() if rank not in known]
 
     def _tail(self, rank: int, path: Path, offset: int = 0) -> LogTail:
-        return LogTail(rank, path, offset, within=self.within)
+        return LogTail(rank, path, offset, within=self.within, fd=self.passes_to)
 
     def look(self) -> None:
         """Shows the lines that were held back, and reads the next ones."""
         self._show_held()
         self._pass_on()
         for tail in self._tails:
-            if self._is_passed_on(tail):
+            if tail.fd is not None:
                 continue
             before = tail.offset
-            lines = [self._line(tail, line) for line in tail.read_after_prompt()]
-            if tail.to_stdout:
-                _print(lines)
-                continue
-            self._held += lines
+            self._held += [self._line(tail, line) for line in tail.read_after_prompt()]
             self._show_bar(tail)
             if self.prompts and tail.asked != before == tail.offset and (prompt := tail.reader.unfinished):
                 tail.asked = before
@@ -173,15 +170,12 @@ class Relay:
         if self.keep_bytes is not None:
             self._rotate(self.keep_bytes)
 
-    def _is_passed_on(self, tail: LogTail) -> bool:
-        return self.as_it_is and tail.path in self._logs
-
     def _pass_on(self, is_last: bool = False) -> None:
-        """Copies what ranks have written to stdout, also the beginning of a line that doesn't go on."""
-        for tail in filter(self._is_passed_on, self._tails):
+        """Copies what ranks have written, also the beginning of a line that doesn't go on."""
+        for tail in _passed_on(self._tails):
             has_grown = _pass_lines_on(tail, None if is_last else _MOST_PORTIONS)
-            if is_last or not has_grown:
-                _write(without_noise(tail.rest))
+            if is_last or not (has_grown or tail.beginning):
+                _write(tail, tail.rest)
                 tail.rest = b""
 
     def _rotate(self, keep_bytes: int) -> None:
@@ -190,7 +184,7 @@ class Relay:
             if num_bytes(log) + num_bytes(older_part(log)) <= share_bytes:
                 continue
             tails = [tail for tail in self._tails if tail.path == log]
-            if not rotate(log, share_bytes // 2, partial(_catch_up, [*filter(self._is_passed_on, tails)])):
+            if not rotate(log, share_bytes // 2, partial(_catch_up, _passed_on(tails))):
                 self._full.add(log)
                 continue
             for tail in tails:
@@ -202,10 +196,7 @@ class Relay:
         self._show_held()
         self._pass_on(is_last=True)
         for tail in self._tails:
-            rest = [self._line(tail, line) for line in _shown(tail.reader.finish())]
-            if tail.to_stdout:
-                _print(rest)
-            elif rest:
+            if rest := [self._line(tail, line) for line in _shown(tail.reader.finish())]:
                 self.say("\n".join(rest))
 
     def _line(self, tail: LogTail, text: str) -> str:
@@ -230,35 +221,38 @@ def _shown(lines: Iterable[str]) -> Iterator[str]:
     return filterfalse(is_noise, lines)
 
 
-def _print(lines: Sequence[str]) -> None:
-    if lines:
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
-        sys.stdout.flush()
+def _passed_on(tails: Iterable[LogTail]) -> list[LogTail]:
+    return [tail for tail in tails if tail.fd is not None]
 
 
 def _pass_lines_on(tail: LogTail, most_portions: int | None) -> bool:
-    """Copies complete lines and states of a progress bar to stdout; whether the log has grown."""
+    """Copies complete lines and states of a progress bar; whether the log has grown."""
     has_grown = False
     for portion in islice(iter(tail.read_bytes, b""), most_portions):
         has_grown, text = True, tail.rest + portion
         end = 1 + max(text.rfind(b"\n"), text.rfind(b"\r"))
         end = end if len(text) - end <= MAX_LINE_BYTES else len(text)
-        _write(without_noise(text[:end]))
+        _write(tail, text[:end])
         tail.rest = text[end:]
     return has_grown
 
 
 def _catch_up(tails: Iterable[LogTail]) -> None:
-    """Copies what is in the logs to stdout; of what a fast rank writes meanwhile, as much again."""
+    """Copies what is in the logs; of what a fast rank writes meanwhile, as much again."""
     for tail in tails:
         _pass_lines_on(tail, 2 + 2 * (num_bytes(tail.path) - tail.offset) // MOST_AT_ONCE_BYTES)
 
 
-def _write(portion: bytes) -> None:
-    """Writes to stdout; nothing more once its reader is gone."""
+def _write(tail: LogTail, portion: bytes) -> None:
+    """Passes on a portion; nothing more once its reader is gone."""
+    left = without_noise(portion)
+    if left and tail.beginning:
+        is_within, tail.is_within = tail.is_within, not left.endswith((b"\n", b"\r"))
+        lines = b"".join(tail.beginning.encode() + line for line in left.splitlines(keepends=True))
+        left = lines.removeprefix(tail.beginning.encode()) if is_within else lines
     with suppress(OSError):
-        while portion:
-            portion = portion[os.write(STDOUT_FD, portion) :]
+        while left and tail.fd is not None:
+            left = left[os.write(tail.fd, left) :]
 
 
 def rotate(log: Path, keep_bytes: int, before: Callable[[], None] = lambda: None) -> bool:

@@ -128,7 +128,7 @@ class Output:
             keep_bytes,
             as_torchrun=self.as_torchrun,
             prompts=prompts,
-            as_it_is=self.streams is not None and self.streams.in_order,
+            passes_to=self.streams.passes_to if self.streams is not None else None,
             only_local=self.only_local_rank,
         )
 

@@ -18,7 +18,7 @@ import msgspec
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.inspect.hang_diagnosis import Hang, diagnose, usage_of
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.logs.relay import LogTail, Relay
+from gpurun.launcher.logs.relay import STDOUT_FD, LogTail, Relay
 from gpurun.launcher.machine.network import family_of
 from gpurun.launcher.plan.devices import MachineLike
 from gpurun.launcher.plan.launch_config import fit_at_once, launch_config_for, program_config, turns_of
@@ -69,11 +69,17 @@ class Streams:
     """The one that writes there; `None`: all do."""
     only_local_rank: int | None = None
     """The same, of each node's ranks."""
-    in_order: bool = False
-    """Whether stdout and stderr are one file or pipe, which gets what is in the logs."""
+    passes_to: int | None = None
+    """The descriptor of the command that gets what is in the logs: stderr, unless that is a terminal; stdout
+    where both are one file or pipe, or ranks can't open it."""
     reads_terminal: bool = False
     files: RankFiles | None = None
     """Where torchrun's line says that streams go."""
+
+    @property
+    def takes_stdout(self) -> bool:
+        """Whether the command's stdout is for what ranks write."""
+        return bool(self.stdout) or self.passes_to == STDOUT_FD
 
     def of(self, env: Mapping[str, str], log: str) -> dict[str, Any]:
         """The fields of the `StartRequest` of a rank with this environment and log.
@@ -95,7 +101,7 @@ class Streams:
             LogTail(
                 request.rank,
                 path,
-                to_stdout=is_stdout and bool(self.stdout),
+                fd=STDOUT_FD if is_stdout and self.takes_stdout else self.passes_to,
                 beginning=line_prefix(request.env, os.environ),
             )
             for request in requests

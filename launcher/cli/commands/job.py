@@ -376,7 +376,7 @@ def torchrun(
     """Run a program by a command line of torchrun, and time and trace its steps.
 
     Write `gpurun` in front of the line; its own options go before `torchrun`. The program is launched once.
-    Where stdout is a file or a pipe, the program's output goes there as it is, and the report to stderr. A
+    Where stdout is no terminal, the program's output goes there as it is, and the report to stderr. A
     failed launch starts again as often as --max-restarts says, whatever has failed.
 
     Example: gpurun --out RUN torchrun --nproc-per-node 2 train.py --epochs 1

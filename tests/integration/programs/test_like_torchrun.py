@@ -728,6 +728,16 @@ def test_a_file_takes_what_the_program_of_a_line_prints_and_it_reads_stdin(tmp_p
         assert printed == ["0 from a file", *(f"out {number}" for number in range(200))]
 
 
+@pytest.mark.parametrize("options", ["--json", "--quiet"])
+def test_a_program_whose_output_is_not_shown_reads_stdin_too(tmp_path: Path, options: str) -> None:
+    write(tmp_path, "train.py", "import sys\nopen('read', 'w').write(sys.stdin.read())\nprint('zebra')\n")
+    (tmp_path / "given").write_text("from a file\n")
+    line = f"{shlex.quote(sys.executable)} -m gpurun {options} torchrun train.py < given"
+    done = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert (tmp_path / "read").read_text() == "from a file\n"
+    assert "zebra" not in done.stdout
+
+
 ASKS = """
     import os, sys
     import torch.distributed as dist

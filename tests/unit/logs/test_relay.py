@@ -1,4 +1,4 @@
-"""All that a rank writes reaches stdout, where the command passes it on as it is."""
+"""All that a rank writes reaches the stream to which the command passes it on as it is."""
 
 import os
 from pathlib import Path
@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from gpurun.launcher.logs.lines import MAX_LINE_BYTES
-from gpurun.launcher.logs.relay import MOST_AT_ONCE_BYTES, Relay
+from gpurun.launcher.logs.relay import MOST_AT_ONCE_BYTES, LogTail, Relay
 
 NOISE = b"USDT:2026-11-24 19:58:01 4021:4038 Profiler.cpp:9] stopped\n"
 
 
-def relay_of(log: Path, keep_bytes: int | None = None) -> Relay:
+def relay_of(log: Path, keep_bytes: int | None = None, passes_to: int = 1) -> Relay:
     log.touch()
-    relay = Relay(lambda text: None, keep_bytes=keep_bytes, as_torchrun=True, as_it_is=True)
+    relay = Relay(lambda text: None, keep_bytes=keep_bytes, as_torchrun=True, passes_to=passes_to)
     relay.follow({0: log})
     return relay
 
@@ -45,6 +45,33 @@ def test_a_line_without_end_is_not_held_back(
     append(log, endless)
     relay.look()
     assert capfdbinary.readouterr().out == endless
+
+
+MANY = b"".join(b"%08d \x1b[K%s\n" % (number, b"x" * 90) for number in range(MOST_AT_ONCE_BYTES // 20))
+LONG = b"y" * (MAX_LINE_BYTES + 1) + b"\n"
+
+
+def test_a_file_of_stderr_gets_all_of_it(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    log = tmp_path / "rank0.log"
+    relay = relay_of(log, passes_to=2)
+    append(log, MANY + LONG)
+    relay.look()
+    captured = capfdbinary.readouterr()
+    assert (captured.out, captured.err) == (b"", MANY + LONG)
+
+
+def test_each_line_of_a_file_that_is_shown_has_its_beginning(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    log, shown = tmp_path / "rank0.log", tmp_path / "stdout.log"
+    relay = relay_of(log)
+    relay.follow({0: log}, more=[LogTail(0, shown, fd=1, beginning="[default0]:")])
+    for written in (MANY, LONG[:-1], LONG + b"unfinished", b" line\nlast"):
+        append(shown, written)
+        relay.look()
+    relay.finish()
+    lines = (MANY + LONG[:-1] + LONG + b"unfinished line\nlast").splitlines(keepends=True)
+    assert capfdbinary.readouterr().out == b"".join(b"[default0]:" + line for line in lines)
 
 
 def test_what_was_not_passed_on_yet_is_before_a_log_is_cut(
