@@ -3,6 +3,7 @@
 import ctypes
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
@@ -31,8 +32,9 @@ def set_blas_threads(number: int) -> None:
         return
     lines = Path("/proc/self/maps").read_text().splitlines()
     for path in {words[5] for line in lines if len(words := line.split(maxsplit=5)) == 6}:
-        if "openblas" in path:
-            library = ctypes.CDLL(path)  # it is loaded: this is a handle of it
-            for name in _SETTERS:
-                if hasattr(library, name):
-                    getattr(library, name)(number)
+        if "openblas" in os.path.basename(path):
+            with suppress(OSError):  # any file may have such a name
+                library = ctypes.CDLL(path)  # it is loaded: this is a handle of it
+                for name in _SETTERS:
+                    if hasattr(library, name):
+                        getattr(library, name)(number)
