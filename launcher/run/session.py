@@ -13,10 +13,11 @@ from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.load_findings import load_so_far
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.compare.notes import killed_note
-from gpurun.launcher.errors import CTRL_C, Interrupted, ParamsError
+from gpurun.launcher.errors import CTRL_C, Interrupted, MachineError, ParamsError
 from gpurun.launcher.failures.reporter import Reporter, full_disk, stopping_text
 from gpurun.launcher.failures.root_cause import NUM_LINES, Failure, is_transient, root_cause, short_status
 from gpurun.launcher.inspect.hang_diagnosis import Hang
+from gpurun.launcher.jobfile.values import BECOMES_COMMAND
 from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.machine.process_tree import becomes_quiet
 from gpurun.launcher.plan.model import Launch
@@ -34,6 +35,7 @@ from gpurun.launcher.run.budget import Budget
 from gpurun.launcher.run.running_attempt import RunningAttempt, Starter, TimeSource
 from gpurun.launcher.run.watch import Late, Limits, Tick, Watch, limits_of, located
 from gpurun.launcher.rundir.files import append_lines, write_json
+from gpurun.launcher.rundir.paths import check_writable
 from gpurun.launcher.rundir.records import Command, Event, Killed, QuietWait, Restart, Resumption
 from gpurun.launcher.units import format_duration, listed, plural
 
@@ -189,8 +191,8 @@ class Session:
             MachineError: a rank could not write its results.
         """
         attempt = self.current
-        full = [exit_.rank for exit_ in exits if exit_.returncode == os.EX_IOERR]
-        if full:
+        ended = [exit_.rank for exit_ in exits if exit_.returncode == os.EX_IOERR]
+        if full := [rank for rank in ended if self.lacks_room(rank)]:
             where = attempt.host_of(full[0]) if self.plan.nodes else None
             raise full_disk(self.run, attempt.name, full[0], where)
         cause = root_cause(exits, tuple(self.run.read_failures(attempt.name)), stopped_ns)
@@ -200,6 +202,21 @@ class Session:
         num_lines = 0 if self.relay.as_torchrun else NUM_LINES
         failure = self.reporter.report_failure(cause, attempt.name, *place, num_lines)
         return Ended(failure=failure, variant=failure.variant if failure.stage else watch.variant)
+
+    def lacks_room(self, rank: int) -> bool:
+        """Whether a rank that ended with EX_IOERR couldn't write: a program may end with that code, too."""
+        spec, attempt = self.starter.spec, self.current
+        if not spec.kind.runs_program:
+            return True
+        if any(failure.rank == rank for failure in self.run.read_failures(attempt.name)):
+            return False
+        if attempt.launch.processes[rank].node != 0:
+            return spec.module != BECOMES_COMMAND  # no other program ends with it without a record
+        try:
+            check_writable(self.run.path)
+        except MachineError:
+            return True
+        return False
 
     @property
     def current(self) -> RunningAttempt:

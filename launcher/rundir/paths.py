@@ -146,7 +146,8 @@ def check_writable(directory: Path) -> None:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         from tempfile import TemporaryFile  # 10 ms, which reading a job doesn't need
 
-        TemporaryFile(dir=nearest).close()
+        with TemporaryFile(dir=nearest) as file:
+            file.write(b"\0")  # a name alone needs no space
     except OSError as error:
         raise elsewhere(unwritable(directory, error)) from error
 

@@ -446,6 +446,24 @@ def test_a_full_disk_ends_the_run(tmp_path: Path, wording: Wording) -> None:
     assert f"log: {case.run.log('01-ddp-2', 1)}" in str(error)
 
 
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_a_program_may_end_with_the_code_of_a_full_disk(tmp_path: Path, is_recorded: bool) -> None:
+    """`os._exit`, and a command of `--no-python`, leave no record."""
+    failure = replace(record(0, "SystemExit", "run"), kind="exit", message="exit code 74")
+    ends: Script = [*([(1.0, failure)] if is_recorded else []), *exits(74)]
+    case = Case(tmp_path, "script: train.py\nrestarts: 1\n", [ends, exits(0, 0)]).done()
+    assert (case.statuses(), case.clock.slept_s) == (["ok"], [1])
+
+
+def test_a_program_that_finds_no_room_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(directory: Path) -> None:
+        raise MachineError(f"can't write {directory}")
+
+    monkeypatch.setattr(session, "check_writable", full)
+    case = Case(tmp_path, "script: train.py\nrestarts: 1\n", [exits(74)])
+    assert str(case.fails()).startswith("the workers can't write to")
+
+
 # A run with a budget: when it ends, what it measures next, and what it leaves open
 
 
