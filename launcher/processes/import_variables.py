@@ -74,10 +74,11 @@ def set_by(source: bytes, env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _known(tree: ast.Module) -> Iterator[ast.stmt]:
-    """The statements of a script that run first and for certain: until it imports another package."""
+    """The statements of a script that run first and for certain: until it may import another package."""
     for node in tree.body:
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        names += [node.module or "."] if isinstance(node, ast.ImportFrom) else []
+        parts = list(ast.walk(node))
+        names = [alias.name for part in parts if isinstance(part, ast.Import) for alias in part.names]
+        names += [part.module or "." for part in parts if isinstance(part, ast.ImportFrom)]
         if any(name.partition(".")[0] not in sys.stdlib_module_names for name in names):
             return
         yield node

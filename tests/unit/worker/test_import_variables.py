@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.launcher.processes.import_variables import may_set
+from gpurun.launcher.processes.import_variables import may_set, set_by
 
 FILES = {
     "sets.py": "import os\nos.environ['OMP_NUM_THREADS'] = '3'\n",
@@ -39,6 +39,7 @@ SCRIPTS = {
     "def main():\n    import torch\ndef set():\n    os.environ['OMP_NUM_THREADS'] = '3'\nset()\nmain()": True,
     "if TYPE_CHECKING:\n    import torch\nimport sets\nimport torch": True,
     "try:\n    import torch\nexcept ImportError:\n    raise\nimport sets": False,
+    "try:\n    import torch\nexcept ImportError:\n    raise\nos.environ['OMP_NUM_THREADS'] = '3'": False,
     "import sets\nimport torch": True,
     "import torch_free\nimport torch\nimport sets": False,
     "import torch_free, sets": True,
@@ -64,6 +65,20 @@ def test_what_a_script_may_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     script.rename(package / "__main__.py")
     is_constant = text.startswith("os.environ['OMP_NUM_THREADS'] = '3'")  # of a module, all are found here
     assert may_set(None, "as_module") == (SCRIPTS[text] or is_constant)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_before"),
+    [
+        ("try:\n    import torch\nexcept ImportError:\n    raise", False),
+        ("with open(__file__):\n    from torch import nn", False),
+        ("import torch", False),
+        ("try:\n    import tomllib\nexcept ImportError:\n    raise", True),
+    ],
+)
+def test_a_variable_is_set_before_what_no_statement_imports_earlier(text: str, is_before: bool) -> None:
+    source = f"import os\n{text}\nos.environ['OMP_NUM_THREADS'] = '3'\n"
+    assert set_by(source.encode(), {}) == ({"OMP_NUM_THREADS": "3"} if is_before else {})
 
 
 def test_modules_that_import_each_other_are_read_once(tmp_path: Path) -> None:
