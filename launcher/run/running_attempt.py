@@ -444,6 +444,7 @@ class RunningAttempt:
             self.record_program("done")
             waits = self.starter.spec.leftover == "wait"
             while not self.ranks.has_settled(say, waits, self.keep_left):
+                self.relay.look()
                 self.clock.sleep(SETTLING_S)
 
     def keep_left(self, what: str) -> None:

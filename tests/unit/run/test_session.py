@@ -97,6 +97,25 @@ def test_the_traceback_of_a_rank_that_takes_its_time_to_end_is_shown_once(tmp_pa
     assert "\n".join(case.said).count("Traceback: no luck") == 1
 
 
+def test_what_is_left_is_shown_while_it_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(tmp_path, "script: train.py\n", [exits(0, 0)])
+    log = case.run.log("01-script-2", 0)
+    log.parent.mkdir(parents=True)
+    seen: list[bool] = []
+
+    def has_settled(*_: Any) -> bool:
+        with log.open("a") as file:
+            file.write("uploading\n")
+        seen.append("[rank 0] uploading" in case.said)
+        return len(seen) == 3
+
+    monkeypatch.setattr(case.ranks, "has_settled", has_settled)
+    case.done()
+    assert seen == [False, False, True]
+
+
 USAGE = "usage: train.py [-h] [--batch BATCH]\n"
 COMPARED = "script: train.py\ncompare: {options: [{batch: 8}, {batch: x}, {batch: 9}]}\nprofile: {steps: 0}\n"
 
