@@ -662,21 +662,23 @@ def watch_steps(recorder: StepRecorder) -> ExitStack:
 
 
 def keep_groups_alive() -> Callable[[], bool]:
-    """Keeps gloo's process groups from being destructed before the process ends.
+    """Keeps gloo's process groups, once all are destroyed, from being destructed before the process ends.
 
     Returns whether there has been a group, as a function to call at the end.
 
     A DDP model that outlives `destroy_process_group` holds the last reference. Its end destructs the group
     with the GIL held, which joins a thread of gloo that may be waiting for the GIL: the rank hangs forever
     (torch 2.13; in one of ten runs, under any launcher). The group's threads sleep, so that keeping it is
-    cheap; NCCL's resources are released by `destroy_process_group` itself.
+    cheap; NCCL's resources are released by `destroy_process_group` itself. A group that is destroyed alone is
+    not kept: a program may make one in each epoch.
     """
     original = distributed_c10d.destroy_process_group
     kept: list[Any] = []
 
     @functools.wraps(original)
     def destroy_process_group(group: Any = None) -> None:
-        kept.extend(distributed_c10d._world.pg_map)
+        if group in (None, distributed_c10d.GroupMember.WORLD):
+            kept.extend(distributed_c10d._world.pg_map)
         original(group)
 
     for module in (distributed_c10d, torch.distributed):

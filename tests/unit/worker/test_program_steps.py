@@ -4,6 +4,7 @@ import itertools
 import os
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from torch.distributed import distributed_c10d
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule
 
 import gpurun
@@ -31,7 +33,12 @@ from gpurun.launcher.worker.accelerators.clock import EventStamps
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.profiling import StepTracer
 from gpurun.launcher.worker.program import program_rank as recorder_module
-from gpurun.launcher.worker.program.program_rank import ProgramRank, StepRecorder, watch_steps
+from gpurun.launcher.worker.program.program_rank import (
+    ProgramRank,
+    StepRecorder,
+    keep_groups_alive,
+    watch_steps,
+)
 from gpurun.launcher.worker.program.step_rules import Classifier
 from tests.known import known
 from tests.wording import Wording
@@ -518,3 +525,27 @@ def test_a_capture_has_as_many_steps_as_were_asked_for_after_one_that_warms_up(
         recorded.append(capture.between_steps())
     assert recorded == [False, True, True, True, True, False, False, False]
     assert calls == [("prepare", 1), ("start", 2)]
+
+
+class Group:
+    """A process group that can be watched."""
+
+
+def test_of_groups_only_those_that_end_with_all_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others would keep their connections, epoch by epoch."""
+    known: dict[Any, Any] = {Group(): None}
+    for module in (distributed_c10d, torch.distributed):
+        monkeypatch.setattr(module, "destroy_process_group", lambda group=None: known.pop(group, None))
+    monkeypatch.setattr(distributed_c10d, "_world", SimpleNamespace(pg_map=known, default_pg=None))
+    has_had_group = keep_groups_alive()
+    (last,) = map(weakref.ref, known)
+    for _ in range(3):
+        group: Any = Group()
+        known[group], gone = None, weakref.ref(group)
+        torch.distributed.destroy_process_group(group)
+        del group
+        assert gone() is None
+    torch.distributed.destroy_process_group()
+    known.clear()
+    assert last() is not None
+    assert has_had_group()
