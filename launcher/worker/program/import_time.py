@@ -251,17 +251,22 @@ class Beginning:
     """The environment in which torch was imported; `None`: that of this moment."""
     pid: int = field(default_factory=os.getpid)
     program: str = ""
-    """What it is remembered by."""
+    """What it is remembered by, in that directory."""
 
     def is_unchanged(self) -> bool:
         """Whether the environment is as it was."""
         return dict(os.environ) == self.env
 
+    @property
+    def remembered_by(self) -> str:
+        """The program, wherever the process is by now."""
+        return os.path.join(self.directory, self.program)
+
     def begin_anew_if_changed(self) -> None:
         """Replaces the rank by a new one, which imports torch in the environment of this moment."""
         names = changed(self.imported_with or self.env, os.environ)
         if names and os.getpid() == self.pid:
-            remember_that_it_sets_variables(os.path.join(self.directory, self.program))
+            remember_that_it_sets_variables(self.remembered_by)
             self._begin_anew(names, None)
 
     def begin_anew(self, values: Mapping[str, str]) -> None:

@@ -434,7 +434,7 @@ class ProgramRank:
             torch_alone.show()
             others.show()
         if code == 0 and self.rank == 0 and self.config.script is not None and beginning is not None:
-            remember(name_of(self.config), imported, beginning.env)
+            remember(beginning.remembered_by, imported, beginning.env)
         return code
 
     def run_program(self) -> int:

@@ -29,8 +29,8 @@ TWICE = ("--devices", "cpu:1", "--set", "steps.launches=2")
 SETS = "os.environ['WANDB_MODE'] = 'offline'"
 
 
-def said(directory: Path, sets: str) -> list[str]:
-    write(directory, "train.py", PROGRAM.replace("{sets}", sets))
+def said(directory: Path, sets: str, end: str = "") -> list[str]:
+    write(directory, "train.py", PROGRAM.replace("{sets}", sets) + end)
     cache = {"XDG_CACHE_HOME": str(directory / "cache")}
     gpurun(directory, "run", "train.py", *TWICE, env=cache).ended(0)
     lines = (directory / "said").read_text().splitlines()
@@ -40,6 +40,10 @@ def said(directory: Path, sets: str) -> list[str]:
 
 def test_later_launches_share_one_import_which_the_program_does_not_see(tmp_path: Path) -> None:
     assert said(tmp_path, "") == ["[] False", "[] True"]
+
+
+def test_imports_are_remembered_wherever_the_program_ends(tmp_path: Path) -> None:
+    assert said(tmp_path, "", end="    os.chdir('/')\n") == ["[] False", "[] True"]
 
 
 def test_a_program_that_sets_a_variable_imports_its_packages_itself(tmp_path: Path) -> None:
