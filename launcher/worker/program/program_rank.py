@@ -66,6 +66,7 @@ from gpurun.launcher.worker.program.import_time import (
 from gpurun.launcher.worker.program.observed import Observer
 from gpurun.launcher.worker.program.own_profilers import OwnProfilers
 from gpurun.launcher.worker.program.run_program import (
+    await_threads,
     end_child,
     end_program,
     run_program,
@@ -482,6 +483,7 @@ class ProgramRank:
 
     def end(self, code: int) -> NoReturn:
         """Ends the process, whose program has ended with this code."""
+        await_threads()
         self.hooks.close()
         try:
             self.close(code)

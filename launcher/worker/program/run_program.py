@@ -153,8 +153,7 @@ def end_program() -> None:
     that were left open, archives too; it does not run torch's destructors, in which gloo's threads abort now
     and then.
     """
-    with suppress(Exception):
-        threading._shutdown()  # type: ignore[attr-defined]
+    await_threads()
     atexit._run_exitfuncs()
     # The server's own objects are frozen, so that only the program's are found.
     found = gc.get_objects()
@@ -162,6 +161,12 @@ def end_program() -> None:
     _flush(found)
     _destroy(filter(_is_archive, found))
     _flush(found)
+
+
+def await_threads() -> None:
+    """Waits for threads that aren't daemons; does nothing the second time."""
+    with suppress(Exception):
+        threading._shutdown()  # type: ignore[attr-defined]
 
 
 def _destroy(found: Iterable[Any]) -> None:

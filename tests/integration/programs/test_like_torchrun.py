@@ -340,6 +340,13 @@ def test_steps_before_os_exit_are_recorded(tmp_path: Path) -> None:
     assert result.variant("script-1")["step_ms"] is not None
 
 
+def test_steps_of_threads_are_recorded_until_these_end(tmp_path: Path) -> None:
+    thread = "\n    import threading\n    threading.Thread(target=trained, args=(40, 0.01)).start()\n"
+    write(tmp_path, "train.py", STEPS + thread)
+    result = gpurun(tmp_path, "run", "train.py", *ONE).ended(0)
+    assert result.variant("script-1")["step_ms"] is not None
+
+
 UPLOAD = (
     STEPS
     + """
