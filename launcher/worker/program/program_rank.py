@@ -192,7 +192,7 @@ class StepRecorder:
     def optimizer_stepped(self, optimizer: object, *_: object, skipped: bool = False) -> None:
         """An optimizer has updated its weights, or a GradScaler has skipped that; a hook of torch's."""
         self.calls += 1
-        if self._device is None:
+        if self._device is None and self.stamps is None:
             self._device = device_of(optimizer)
         if self._is_marked or self._closed or self._is_capturing():
             return
