@@ -51,7 +51,7 @@ from gpurun.launcher.worker.base.exit import finish, print_to_log
 from gpurun.launcher.worker.base.failure import record_failure
 from gpurun.launcher.worker.base.preload import IMPORTED_WITH, PRELOADED, WITH_TORCH
 from gpurun.launcher.worker.base.process_group import await_port, stay_on_this_machine
-from gpurun.launcher.worker.base.seeding import seed
+from gpurun.launcher.worker.base.seeding import replaced, seed
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
 from gpurun.launcher.worker.profiling import StepCapture, StepTracer, open_block
 from gpurun.launcher.worker.program.import_time import (
@@ -674,31 +674,28 @@ def keep_groups_alive() -> Callable[[], bool]:
     cheap; NCCL's resources are released by `destroy_process_group` itself. A group that is destroyed alone is
     not kept: a program may make one in each epoch.
     """
-    original = distributed_c10d.destroy_process_group
     kept: list[Any] = []
 
-    @functools.wraps(original)
-    def destroy_process_group(group: Any = None) -> None:
+    def destroy(original: Callable[[Any], None], group: Any = None) -> None:
         if group in (None, distributed_c10d.GroupMember.WORLD):
             kept.extend(distributed_c10d._world.pg_map)
         original(group)
 
     for module in (distributed_c10d, torch.distributed):
-        module.destroy_process_group = destroy_process_group  # type: ignore[attr-defined]
+        replaced(module, "destroy_process_group", destroy)
     return lambda: bool(kept) or distributed_c10d.is_initialized()
 
 
 def note_spawned() -> Callable[[], bool]:
     """Whether `torch.multiprocessing` has started processes since, as a function to call at the end."""
     context: Any = importlib.import_module("torch.multiprocessing.spawn").ProcessContext
-    original, calls = context.__init__, list[None]()
+    calls = list[None]()
 
-    @functools.wraps(original)
-    def note(*args: Any, **kwargs: Any) -> None:  # of no traceback: it is made once they have been started
+    def note(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         calls.append(None)
         original(*args, **kwargs)
 
-    context.__init__ = note
+    replaced(context, "__init__", note)  # of no traceback: it is made once they have been started
     return lambda: bool(calls)
 
 
@@ -712,10 +709,8 @@ def report_other_stores(own: str) -> None:
         own: the port of the launch's store.
     """
     module: Any = importlib.import_module("torch.distributed.rendezvous")  # a function has its name
-    original = module._create_c10d_store
 
-    @functools.wraps(original)
-    def create(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
+    def create(original: Callable[..., Any], hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
         is_elsewhere = str(port) != own and module._torchelastic_use_agent_store()
         if is_elsewhere and not listens(hostname, port):
             print_to_log(
@@ -724,7 +719,7 @@ def report_other_stores(own: str) -> None:
             )
         return original(hostname, port, *args, **kwargs)
 
-    module._create_c10d_store = create
+    replaced(module, "_create_c10d_store", create)
 
 
 def listens(hostname: str, port: int) -> bool:
@@ -744,16 +739,12 @@ def watch_skipped_steps(recorder: StepRecorder) -> Callable[[], None]:
     torch has no hook for that, so that the method itself is wrapped, for all its subclasses. A fused
     optimizer is called all the same and skips by itself: that is a step like any other.
     """
-    scaler = torch.amp.GradScaler
-    original = scaler.step
 
-    @functools.wraps(original)
-    def step(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+    def step(original: Any, scaler: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         calls = recorder.calls
-        result = original(self, optimizer, *args, **kwargs)
-        if recorder.calls == calls and self.is_enabled():
+        result = original(scaler, optimizer, *args, **kwargs)
+        if recorder.calls == calls and scaler.is_enabled():
             recorder.optimizer_stepped(optimizer, skipped=True)
         return result
 
-    scaler.step = step  # type: ignore[method-assign]
-    return lambda: setattr(scaler, "step", original)
+    return replaced(torch.amp.GradScaler, "step", step)
