@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity
 from torch.profiler.profiler import ProfilerAction, _KinetoProfile, profile
 
 from gpurun.launcher.machine.accelerators import Accelerator
+from gpurun.launcher.worker.base.seeding import replaced
 from gpurun.launcher.worker.profiling import CallProfile
 
 BEGINS: tuple[tuple[type, str, str], ...] = (
@@ -90,10 +91,8 @@ class OwnProfilers:
 
     def _watch_exports(self, owner: Any) -> Callable[[], None]:
         """Notices where profilers of this class write; one of the first has one of the second for that."""
-        original = owner.export_chrome_trace
 
-        @functools.wraps(original)
-        def export(profiler: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+        def export(original: Callable[..., Any], profiler: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
             if getattr(self._inside, "is_exporting", False):
                 return original(profiler, path, *args, **kwargs)
             if not isinstance(profiler, CallProfile):
@@ -104,8 +103,7 @@ class OwnProfilers:
             finally:
                 self._inside.is_exporting = False
 
-        owner.export_chrome_trace = export
-        return lambda: setattr(owner, "export_chrome_trace", original)
+        return replaced(owner, "export_chrome_trace", export)
 
 
 def _records(profiler: object) -> bool:
