@@ -451,12 +451,10 @@ class RunningAttempt:
         """Keeps for the report what became of a process that the program has left."""
         append_lines(self.run.left, [LeftProcess(self.clock.time_ns(), self.name, what)])
 
-    def stop(self, shows_output: bool = False, signals: tuple[int, ...] = TERMINATE) -> None:
+    def stop(self, signals: tuple[int, ...] = TERMINATE) -> None:
         """Ends the ranks that are still running."""
         try:
             self.ranks.stop(self.starter.spec.grace_limit_s, signals)
-            if shows_output:
-                self.relay.finish()
         finally:
             leave(self.run.control(self.name))
             entered(self.run, None)

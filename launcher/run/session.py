@@ -162,16 +162,16 @@ class Session:
         stopped_ns = self.clock.time_ns()
         if late is None and attempt.have_ended_well(watch.exits):
             self.settle_attempt(attempt)
-        attempt.stop(shows_output=late is not None or self.relay.as_torchrun)
+        attempt.stop()
         self.may_run = False
         exits = (*watch.exits, *attempt.last_exits(watch.exits, late is not None))
-        self.note_killed(exits)
-        finished = finished_variants(self.run, launch)
-        if finished >= left.rounds.keys():
+        has_all = finished_variants(self.run, launch) >= left.rounds.keys()
+        if has_all or late is not None or self.relay.as_torchrun:
             self.relay.finish()
+        self.note_killed(exits)
         if late is not None:
             return Ended(late=late.text(hang), is_hung=late.is_hang, hang=hang, variant=watch.variant)
-        return Ended() if finished >= left.rounds.keys() else self.failed(watch, exits, stopped_ns)
+        return Ended() if has_all else self.failed(watch, exits, stopped_ns)
 
     def settle_attempt(self, attempt: RunningAttempt) -> None:
         """Waits for what a program has left; Ctrl-C ends that, and the run after this launch."""
@@ -310,7 +310,9 @@ class Session:
                 number = signal.SIGINT if error.cause == CTRL_C else signal.Signals[error.cause]
                 signals = tuple(dict.fromkeys((number, *TERMINATE)))
         if self.attempt is not None:
-            self.attempt.stop(shows_output=is_interrupted and not self.is_part, signals=signals)
+            self.attempt.stop(signals)
+            if is_interrupted and not self.is_part:
+                self.relay.finish()
             self.note_killed(self.ranks.poll(0), error.cause if isinstance(error, Interrupted) else "")
 
     def note_killed(self, exits: Sequence[Exit], cause: str = "") -> None:
