@@ -4,6 +4,7 @@ Ranks write to their logs directly, without a pipe: they never wait for a reader
 they die. The relay follows the logs, and keeps them from filling the disk.
 """
 
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -55,31 +56,28 @@ class LogTail:
     prompt: str = ""
     """The part of it that was shown."""
 
-    def read_bytes(self) -> bytes:
-        """What was written since the last call, in portions."""
-        try:
-            with open_regular(self.path, self.within) as file:
-                file.seek(self.offset if self.offset <= file.seek(0, 2) else 0)  # it was rotated
-                portion = file.read(MOST_AT_ONCE_BYTES)
-                self.offset = file.tell()
-        except OSError:
-            return b""
-        return portion
+    def portion(self, most_bytes: float = math.inf) -> tuple[bytes, int]:
+        """The next portion of what was written since the last call, and how much before it is left out.
 
-    def read(self) -> list[str]:
-        """Lines written since the last call; of too many, only the last ones, with a note."""
+        Args:
+            most_bytes: of more than that, all but the end are.
+        """
         try:
             with open_regular(self.path, self.within) as file:
                 size = file.seek(0, 2)
-                self.offset = self.offset if self.offset <= size else 0  # it was rotated
-                left_out = max(0, size - self.offset - SHOWN_BYTES)
-                left_out = left_out if size - self.offset > MOST_AT_ONCE_BYTES else 0
-                file.seek(self.offset + left_out)
+                start = self.offset if self.offset <= size else 0  # it was rotated
+                left_out = size - start - SHOWN_BYTES if size - start > most_bytes else 0
+                file.seek(start + left_out)
                 portion = file.read(MOST_AT_ONCE_BYTES)
         except OSError:
-            return []
-        self.offset += left_out + len(portion)
-        lines = [line for line in self.reader.feed(portion) if not is_noise(line)]
+            return b"", 0
+        self.offset = start + left_out + len(portion)
+        return portion, left_out
+
+    def read(self) -> list[str]:
+        """Lines written since the last call; of too many, only the last ones, with a note."""
+        portion, left_out = self.portion(MOST_AT_ONCE_BYTES)
+        lines = [*_shown(self.reader.feed(portion))]
         if left_out:
             lines = [not_shown(left_out, self.path), *lines[1:]]
         return lines
@@ -228,7 +226,7 @@ def _passed_on(tails: Iterable[LogTail]) -> list[LogTail]:
 def _pass_lines_on(tail: LogTail, most_portions: int | None) -> bool:
     """Copies complete lines and states of a progress bar; whether the log has grown."""
     has_grown = False
-    for portion in islice(iter(tail.read_bytes, b""), most_portions):
+    for portion in islice(iter(lambda: tail.portion()[0], b""), most_portions):
         has_grown, text = True, tail.rest + portion
         end = 1 + max(text.rfind(b"\n"), text.rfind(b"\r"))
         end = end if len(text) - end <= MAX_LINE_BYTES else len(text)
