@@ -75,7 +75,7 @@ class SimulatedRanks:
         self._end(-15)
 
     def _end(self, code: int) -> None:
-        self.exits += [Exit(request.rank, 1, code, time.time_ns()) for request in self.requests]
+        self.exits += [Exit(request.rank, code, time.time_ns()) for request in self.requests]
         self.requests = ()
 
 

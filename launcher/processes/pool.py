@@ -379,7 +379,6 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
         killed = report.returncode == -signal.SIGKILL and signal.SIGKILL not in self._signals
         return Exit(
             rank=report.rank,
-            pid=report.pid,
             returncode=report.returncode,
             time_ns=report.time_ns,
             signals_sent=self._signals,

@@ -36,7 +36,6 @@ class Exit:
     """How one rank's process ended."""
 
     rank: int
-    pid: int
     returncode: int
     """Exit code, or minus the signal's number."""
     time_ns: int

@@ -212,7 +212,7 @@ class Command:
             with pytest.raises(RuntimeError) as caught:
                 torch.zeros(1, device=device)
         record = record_failure(self.directory / "ranks", "01", 0, None, "run", caught.value)
-        return root_cause([Exit(0, 1, 1, record.time_ns)], [record], None).reason
+        return root_cause([Exit(0, 1, record.time_ns)], [record], None).reason
 
     def steps_of_another_device(self) -> Any:
         """The program itself, with memory on the second GPU, and a recorder that looks at the current one,

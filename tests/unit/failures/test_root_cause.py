@@ -40,7 +40,7 @@ S = 1_000_000_000
 
 
 def ended(rank: int, returncode: int, time_s: float, *sent: int, oom: bool = False) -> Exit:
-    return Exit(rank, 1000 + rank, returncode, int(time_s * S), sent, oom)
+    return Exit(rank, returncode, int(time_s * S), sent, oom)
 
 
 def record(rank: int, time_s: float, *, secondary: bool = False, kind: str = "exception") -> FailureRecord:

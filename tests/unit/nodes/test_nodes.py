@@ -103,7 +103,7 @@ MINUTES_NS = 60 * 10**9
 
 
 def exited(rank: int, time_ns: int, code: int = 1) -> Exit:
-    return Exit(rank, 100 + rank, code, time_ns)
+    return Exit(rank, code, time_ns)
 
 
 def record(rank: int, time_ns: int, secondary: bool = False) -> FailureRecord:

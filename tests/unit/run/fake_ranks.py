@@ -151,5 +151,5 @@ class FakeRanks:
         if self.breaks_stop:
             raise self.breaks_stop
         now_ns = self.clock.time_ns()
-        self._exits += [Exit(rank, 100, -15, now_ns, (15,)) for rank in sorted(self._running)]
+        self._exits += [Exit(rank, -15, now_ns, (15,)) for rank in sorted(self._running)]
         self._running.clear()

@@ -91,7 +91,7 @@ def stage(name: Any, variant: str | None = None) -> Event:
 
 
 def exits(*codes: int) -> list[tuple[float, Exit]]:
-    return [(3.0, Exit(rank, 100 + rank, code, 0)) for rank, code in enumerate(codes)]
+    return [(3.0, Exit(rank, code, 0)) for rank, code in enumerate(codes)]
 
 
 def record(rank: int, error: str, at: str, variant: str | None = None) -> FailureRecord:

@@ -300,7 +300,7 @@ NOT_BUILT: Script = [(1.0, stage("build")), (2.0, record(0, "RuntimeError", "bui
         (f"{SPLITS}restarts: 1\n", [KILLED, KILLED, WELL], ["ok", "failed"], [1]),
         (f"{SPLITS}restarts: 9\ntimeout: 5\n", [LATE, WRONG, WELL], ["ok", "failed"], [1]),
         (STRATEGIES, [NOT_BUILT, WELL[:-1]], ["failed", "ok"], []),  # `dp` is one process
-        ("script: train.py\n", [[*exits(0), (500.0, Exit(1, 2, 0, 0))]], ["ok"], []),
+        ("script: train.py\n", [[*exits(0), (500.0, Exit(1, 0, 0))]], ["ok"], []),
         (
             f"{SPLITS}hang_timeout: 10\n",
             [[(at_s + 50.0, what) for at_s, what in WELL]],
@@ -393,8 +393,8 @@ def test_a_hang_that_is_only_reported_is_reported_once_until_a_step_is_completed
     tmp_path: Path, wording: Wording
 ) -> None:
     steps = [(2.0, (4, 4)), (50.0, (5, 5))]
-    script: Script = [(1.0, stage("round", SPLIT)), *steps, (100.0, stage("done")), (100.0, Exit(0, 1, 0, 0)),
-              (100.0, Exit(1, 2, 0, 0))]  # fmt: skip
+    script: Script = [(1.0, stage("round", SPLIT)), *steps, (100.0, stage("done")), (100.0, Exit(0, 0, 0)),
+              (100.0, Exit(1, 0, 0))]  # fmt: skip
     case = Case(tmp_path, f"{SPLITS}hang_timeout: 20\non_hang: continue\n", [script]).done()
     assert case.statuses() == ["ok", "ok"]
     wording([text.partition("\n")[0] for text in case.said])
@@ -523,7 +523,7 @@ def ranks_that_take(run: RunDir, step_ms: Mapping[str, float]) -> Callable[[Laun
                         (at_s, measure(part, variant.id, round_, part.world_size)),
                     ]
                     at_s += 0.2
-        ends = [(at_s, Exit(rank, 100 + rank, 0, 0)) for rank in range(world)]
+        ends = [(at_s, Exit(rank, 0, 0)) for rank in range(world)]
         return [*lines, (at_s, stage("done")), *ends]
 
     return script
