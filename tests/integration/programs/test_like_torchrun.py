@@ -354,7 +354,7 @@ UPLOAD = (
     how = {"start_new_session": True} if sys.argv[1] == "detached" else {}
     command = ["nohup", "sleep", sys.argv[2]] if sys.argv[1] == "nohup" else ["sleep", sys.argv[2]]
     if sys.argv[1] == "shell":
-        command = ["sh", "-c", f"sleep {sys.argv[2]}; true"]
+        command = ["sh", "-c", f"until [ -e {sys.argv[2]} ]; do sleep 0.1; done"]
     if sys.argv[1] == "daemon":
         if os.fork() == 0:
             os.setsid()
@@ -391,12 +391,20 @@ def test_a_process_that_has_left_its_rank_goes_on_after_the_end(
 
 
 def test_a_process_that_a_rank_has_left_is_waited_for(tmp_path: Path) -> None:
-    write(tmp_path, "train.py", UPLOAD)
-    result = gpurun(tmp_path, "run", "train.py", *ONE, "--", "shell", "2").ended(0)
+    program = UPLOAD + "\n    open('ready0', 'w').close()\n    open('ready1', 'w').close()\n"
+    write(tmp_path, "train.py", program)
+    with training(tmp_path, *ONE, "--", "shell", "go") as process:
+        assert process.stderr is not None
+        while "waiting for process" not in (said := process.stderr.readline()):
+            assert process.poll() is None
+        (tmp_path / "go").touch()
+        _, err = process.communicate()
+    assert process.returncode == 0, err
     pid = int((tmp_path / "pid").read_text())
     assert not is_alive(pid)
-    assert f"waiting for process {pid} (`sh -c 'sleep 2; true'`), which the program has left" in result.err
-    assert result.err.count("waiting for") == 1
+    command = "sh -c 'until [ -e go ]; do sleep 0.1; done'"
+    assert f"waiting for process {pid} (`{command}`), which the program has left" in said
+    assert "waiting for" not in err
 
 
 @pytest.mark.parametrize("how", ["detached", "attached"])
