@@ -147,6 +147,8 @@ def read_line(words: Sequence[str], environ: Mapping[str, str]) -> TorchrunLine:
             given[name] = environ.get(f"PET_{name.upper()}", DEFAULTS.get(name))
         if name in _FLAGS and given[name] == "0":
             given[name] = None
+    if given["shutdown_timeout"] is None:  # source: torch/distributed/launcher/api.py, `LaunchConfig`
+        given["shutdown_timeout"] = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
     for name, instead in REFUSED.items():
         if given[name] not in (None, "", DEFAULTS.get(name)):
             raise _refused(name, given[name], instead)

@@ -106,6 +106,12 @@ def test_variables_stand_in_for_options() -> None:
     )
 
 
+@pytest.mark.parametrize("words", ["", "--shutdown-timeout 9"])
+def test_the_time_for_saving_may_be_in_torchs_own_variable(words: str) -> None:
+    line = read_line([*words.split(), "t.py"], {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "120"})
+    assert line.overrides == ("steps.launches=1", "grace=9s" if words else "grace=120s")
+
+
 @pytest.mark.parametrize(
     ("num", "num_gpus", "devices"),
     [
