@@ -86,6 +86,8 @@ _PORT = 29500
 """The port of the ranks' store with `static`."""
 _APART = 1000
 """How far from there the nodes meet."""
+_AT_ONCE_S = 0.001
+"""Between SIGTERM and SIGKILL for `--shutdown-timeout 0`."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,8 @@ def _overrides(given: Mapping[str, Any], nodes: int, port: int | None) -> tuple[
     if restarts := _number("max_restarts", given["max_restarts"]):
         found.append(f"restarts={restarts}")
     if given["shutdown_timeout"] is not None:
-        found.append(f"grace={_number('shutdown_timeout', given['shutdown_timeout'])}s")
+        limit_s = _number("shutdown_timeout", given["shutdown_timeout"])
+        found.append(f"grace={limit_s or _AT_ONCE_S}s")
     if given["numa_binding"] is not None:
         if given["numa_binding"] != "node":
             raise _refused(
@@ -236,12 +239,13 @@ def _num_nodes(text: str) -> int:
     least, _, most = text.partition(":")
     if most and most != least:
         raise _refused("nnodes", text, "a number of nodes that may change is `nodes: A..B` in `gpurun run`")
-    return _number("nnodes", least)
+    return _number("nnodes", least, least=1)
 
 
-def _number(name: str, text: str) -> int:
-    if not str(text).isdecimal():
-        raise SpecError(f"torchrun: --{name.replace('_', '-')} {text} is not a whole number")
+def _number(name: str, text: str, least: int = 0) -> int:
+    if not text.isdecimal() or int(text) < least:
+        what = "not a whole number" + (f" of at least {least}" if least else "")
+        raise SpecError(f"torchrun: --{name.replace('_', '-')} {text} is {what}")
     return int(text)
 
 
@@ -289,7 +293,7 @@ def devices_text(line: TorchrunLine, num_gpus: int, num_cores: int, gpu_kind: st
         raise SpecError(f"--nproc-per-node {wanted}: this machine has no GPU")
     if wanted in words:
         return words[wanted]
-    num = _number("nproc_per_node", wanted)
+    num = _number("nproc_per_node", wanted, least=1)
     if num > num_gpus > 0:
         raise SpecError(
             f"--nproc-per-node {num}: this machine has {num_gpus} GPUs\n"

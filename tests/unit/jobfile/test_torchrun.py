@@ -47,6 +47,7 @@ def test_each_option_of_torchs_own_parser_is_in_one_of_the_three_tables() -> Non
             "overrides",
             ("steps.launches=1", "restarts=3", "grace=9s"),
         ),
+        ("--shutdown-timeout 0 t.py", "overrides", ("steps.launches=1", "grace=0.001s")),
         ("--master-addr localhost --master-port 7 t.py", "overrides", ("steps.launches=1", "master_port=7")),
         ("--rdzv-id 12 t.py", "overrides", ("steps.launches=1", 'env.TORCHELASTIC_RUN_ID="12"')),
         (
@@ -89,6 +90,8 @@ def test_a_line_is_translated(words: str, what: str, value: object) -> None:
         ("--nproc-per-node 2", "required: training_script"),
         ("--no-such 2 t.py", "unrecognized arguments|required"),
         ("--max-restarts many t.py", "not a whole number"),
+        ("--nnodes 0 t.py", "--nnodes 0 is not a whole number of at least 1"),
+        ("--nnodes 0:0 t.py", "--nnodes 0 is not a whole number of at least 1"),
     ],
 )
 def test_what_has_no_counterpart_is_refused_with_the_reason(words: str, said: str) -> None:
@@ -126,6 +129,12 @@ def test_the_time_for_saving_may_be_in_torchs_own_variable(words: str) -> None:
 def test_processes_become_devices(num: str, num_gpus: int, devices: str) -> None:
     line = read_line(["--nproc-per-node", num, "train.py"], {})
     assert devices_text(line, num_gpus, 8, "cuda" if num_gpus else "") == devices
+
+
+def test_no_process_is_an_error() -> None:
+    line = read_line(["--nproc-per-node", "0", "train.py"], {})
+    with pytest.raises(SpecError, match="--nproc-per-node 0 is not a whole number of at least 1"):
+        devices_text(line, 2, 16, "cuda")
 
 
 def test_more_processes_than_gpus_are_an_error_that_says_what_to_write() -> None:
