@@ -101,12 +101,11 @@ class TorchrunLine:
     """Per node: a number, `auto`, `cpu` or `gpu`."""
     nodes: int
     node_rank: int | None
+    """Among several; `None`: the line doesn't say it."""
     rendezvous: str | None
     """HOST:PORT of node 0."""
     interface: str | None
     """Or an address of it."""
-    is_host: bool
-    """Whether this is node 0 by `--rdzv-conf`."""
     join_timeout_s: float | None
     overrides: tuple[str, ...]
     """`KEY=VALUE` of a job."""
@@ -176,7 +175,7 @@ def _line(given: Mapping[str, Any]) -> TorchrunLine:
     is_command = given["no_python"] and not given["run_path"]
     if is_command:
         script, args = BECOMES_COMMAND, (script, *args)
-    rank, endpoint, files = given["node_rank"], None, _files(given)
+    endpoint, files = None, _files(given)
     port = _store_port(given, nodes)
     if nodes > 1:
         host = given["master_addr"] or ""
@@ -190,10 +189,9 @@ def _line(given: Mapping[str, Any]) -> TorchrunLine:
         args=args,
         num_processes=given["nproc_per_node"],
         nodes=nodes,
-        node_rank=None if rank is None or nodes == 1 else _number("node_rank", rank),
+        node_rank=_node_rank(given["node_rank"], conf) if nodes > 1 else None,
         rendezvous=endpoint,
         interface=given["local_addr"] if nodes > 1 else None,
-        is_host=conf.get("is_host", "").lower() in ("1", "true", "t", "yes", "y"),
         join_timeout_s=float(conf["join_timeout"]) if "join_timeout" in conf else None,
         overrides=_overrides(given, nodes, port),
         quiet=files is None and given["redirects"] == "3" and given["tee"] == "0",
@@ -233,6 +231,12 @@ def _store_port(given: Mapping[str, Any], nodes: int) -> int | None:
         return None
     said = (given["rdzv_endpoint"] or "").rpartition(":")[2] or given["master_port"]
     return _number("master_port", said) if said else _PORT if nodes > 1 else None
+
+
+def _node_rank(said: str | None, conf: Mapping[str, str]) -> int | None:
+    """The rank of this node among several, if the line says it: that of the host of the endpoint is 0."""
+    is_host = conf.get("is_host", "").lower() in ("1", "true", "t", "yes", "y")
+    return _number("node_rank", said) if said is not None else 0 if is_host else None
 
 
 def _num_nodes(text: str) -> int:

@@ -390,7 +390,7 @@ def torchrun(
 
     quit_on_interrupt()
     line = read_line(words, os.environ)
-    has_rank = line.node_rank is not None or line.is_host or how["node_rank"] is not None
+    has_rank = line.node_rank is not None or how["node_rank"] is not None
     if line.nodes > 1 and line.rendezvous and not has_rank:
         raise SpecError(
             "gpurun doesn't number nodes in the order in which they come: add --node-rank to each line, 0 on "
@@ -428,15 +428,15 @@ def can_begin(line: "TorchrunLine") -> bool:
 def from_line(line: "TorchrunLine", given: dict[str, Any]) -> dict[str, Any]:
     """The flags that the line has for this node and its output; gpurun's own have precedence."""
     found = {
-        "node_rank": 0 if line.is_host and line.node_rank is None else line.node_rank,
+        "node_rank": line.node_rank,
         "rendezvous": line.rendezvous,
         "interface": line.interface,
         "join_timeout_s": line.join_timeout_s,
         "only_local_rank": None if given["only_rank"] is not None else line.only_local_rank,
         "files": line.files,
-        "quiet": line.quiet,
     }
-    return {name: given.get(name) or value for name, value in found.items() if value is not None}
+    said = {name: value for name, value in found.items() if value is not None and given.get(name) is None}
+    return {**said, "quiet": given["quiet"] or line.quiet}
 
 
 def devices_here(line: "TorchrunLine") -> str:

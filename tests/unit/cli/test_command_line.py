@@ -162,6 +162,32 @@ def test_a_hang_timeout_is_that_of_the_job_whatever_is_started(
     assert (result.exit_code, asked) == (0, ["grace=1s", "hang_timeout=120.0"]), result.output
 
 
+@pytest.mark.parametrize(
+    ("words", "flags"),
+    [
+        (
+            "--node-rank 0 torchrun --nnodes 2 --node-rank 1 --master-addr a t.py",
+            {"node_rank": 0, "rendezvous": "a:30500"},
+        ),
+        (
+            "--rendezvous b:1 torchrun --nnodes 2 --node-rank 1 --master-addr a t.py",
+            {"node_rank": 1, "rendezvous": "b:1"},
+        ),
+        ("--only-rank 0 torchrun --local-ranks-filter 1 t.py", {"only_rank": 0, "only_local_rank": None}),
+        ("torchrun --redirects 3 t.py", {"quiet": True}),
+        ("--quiet torchrun t.py", {"quiet": True}),
+    ],
+)
+def test_options_of_gpurun_have_precedence_over_the_line(
+    words: str, flags: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(job_commands, "run_and_print", lambda *_, **how: asked.update(how))
+    result = CliRunner().invoke(cli, words.split())
+    assert result.exit_code == 0, result.output
+    assert {name: asked.get(name) for name in flags} == flags
+
+
 def test_init_names_a_workload_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its file is read, and not run; `check` asks for what the function needs."""
     monkeypatch.chdir(tmp_path)

@@ -30,12 +30,13 @@ def test_each_option_of_torchs_own_parser_is_in_one_of_the_three_tables() -> Non
             "overrides",
             ("steps.launches=1", "nodes=2", "master_port=29500"),
         ),
+        ("--rdzv-backend=c10d --rdzv-endpoint=localhost:9 --rdzv-conf is_host=1 t.py", "node_rank", None),
         ("--nnodes=2 --rdzv-backend=c10d t.py", "overrides", ("steps.launches=1", "nodes=2")),
         ("--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=b:9 t.py", "rendezvous", "b:9"),
         (
             "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=b:9 --rdzv-conf is_host=1,join_timeout=60 t.py",
-            "is_host",
-            True,
+            "node_rank",
+            0,
         ),
         (
             "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=b:9 --rdzv-conf is_host=1,join_timeout=60 t.py",
