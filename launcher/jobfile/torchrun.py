@@ -192,7 +192,7 @@ def _line(given: Mapping[str, Any]) -> TorchrunLine:
         node_rank=_node_rank(given["node_rank"], conf) if nodes > 1 else None,
         rendezvous=endpoint,
         interface=given["local_addr"] if nodes > 1 else None,
-        join_timeout_s=float(conf["join_timeout"]) if "join_timeout" in conf else None,
+        join_timeout_s=_join_timeout_s(conf) if given["rdzv_backend"] == "c10d" else None,
         overrides=_overrides(given, nodes, port),
         quiet=files is None and given["redirects"] == "3" and given["tee"] == "0",
         only_local_rank=_one_rank(given["local_ranks_filter"] or ""),
@@ -207,10 +207,10 @@ def _overrides(given: Mapping[str, Any], nodes: int, port: int | None) -> tuple[
         for option, name in VARIABLES.items()
         if (value := given[option]) is not None and value != DEFAULTS.get(option)
     ]
-    if restarts := _number("max_restarts", given["max_restarts"]):
+    if restarts := _number("--max-restarts", given["max_restarts"]):
         found.append(f"restarts={restarts}")
     if given["shutdown_timeout"] is not None:
-        limit_s = _number("shutdown_timeout", given["shutdown_timeout"])
+        limit_s = _number("--shutdown-timeout", given["shutdown_timeout"])
         found.append(f"grace={limit_s or _AT_ONCE_S}s")
     if given["numa_binding"] is not None:
         if given["numa_binding"] != "node":
@@ -230,26 +230,26 @@ def _store_port(given: Mapping[str, Any], nodes: int) -> int | None:
     if given["rdzv_backend"] != "static" or given["standalone"]:
         return None
     said = (given["rdzv_endpoint"] or "").rpartition(":")[2] or given["master_port"]
-    return _number("master_port", said) if said else _PORT if nodes > 1 else None
+    return _number("--master-port", said) if said else _PORT if nodes > 1 else None
 
 
 def _node_rank(said: str | None, conf: Mapping[str, str]) -> int | None:
     """The rank of this node among several, if the line says it: that of the host of the endpoint is 0."""
     is_host = conf.get("is_host", "").lower() in ("1", "true", "t", "yes", "y")
-    return _number("node_rank", said) if said is not None else 0 if is_host else None
+    return _number("--node-rank", said) if said is not None else 0 if is_host else None
 
 
 def _num_nodes(text: str) -> int:
     least, _, most = text.partition(":")
     if most and most != least:
         raise _refused("nnodes", text, "a number of nodes that may change is `nodes: A..B` in `gpurun run`")
-    return _number("nnodes", least, least=1)
+    return _number("--nnodes", least, least=1)
 
 
-def _number(name: str, text: str, least: int = 0) -> int:
+def _number(option: str, text: str, least: int = 0) -> int:
     if not text.isdecimal() or int(text) < least:
         what = "not a whole number" + (f" of at least {least}" if least else "")
-        raise SpecError(f"torchrun: --{name.replace('_', '-')} {text} is {what}")
+        raise SpecError(f"torchrun: {option} {text} is {what}")
     return int(text)
 
 
@@ -259,6 +259,11 @@ def _conf(text: str) -> dict[str, str]:
     if unknown := sorted(conf.keys() - _NO_EFFECT - {"join_timeout", "is_host"}):
         raise _refused("rdzv_conf", unknown[0], "nodes meet at node 0, with `join_timeout` and `is_host`")
     return conf
+
+
+def _join_timeout_s(conf: Mapping[str, str]) -> float | None:
+    text = conf.get("join_timeout")
+    return None if text is None else float(_number("--rdzv-conf join_timeout", text, least=1))
 
 
 def _files(given: Mapping[str, Any]) -> RankFiles | None:
@@ -297,7 +302,7 @@ def devices_text(line: TorchrunLine, num_gpus: int, num_cores: int, gpu_kind: st
         raise SpecError(f"--nproc-per-node {wanted}: this machine has no GPU")
     if wanted in words:
         return words[wanted]
-    num = _number("nproc_per_node", wanted, least=1)
+    num = _number("--nproc-per-node", wanted, least=1)
     if num > num_gpus > 0:
         raise SpecError(
             f"--nproc-per-node {num}: this machine has {num_gpus} GPUs\n"

@@ -48,6 +48,7 @@ def test_each_option_of_torchs_own_parser_is_in_one_of_the_three_tables() -> Non
             "overrides",
             ("steps.launches=1", "restarts=3", "grace=9s"),
         ),
+        ("--rdzv-conf join_timeout=10m t.py", "join_timeout_s", None),  # nothing reads it
         ("--shutdown-timeout 0 t.py", "overrides", ("steps.launches=1", "grace=0.001s")),
         ("--master-addr localhost --master-port 7 t.py", "overrides", ("steps.launches=1", "master_port=7")),
         ("--rdzv-id 12 t.py", "overrides", ("steps.launches=1", 'env.TORCHELASTIC_RUN_ID="12"')),
@@ -91,6 +92,7 @@ def test_a_line_is_translated(words: str, what: str, value: object) -> None:
         ("--nproc-per-node 2", "required: training_script"),
         ("--no-such 2 t.py", "unrecognized arguments|required"),
         ("--max-restarts many t.py", "not a whole number"),
+        ("--rdzv-backend c10d --rdzv-conf join_timeout=10m t.py", "join_timeout 10m is not a whole number"),
         ("--nnodes 0 t.py", "--nnodes 0 is not a whole number of at least 1"),
         ("--nnodes 0:0 t.py", "--nnodes 0 is not a whole number of at least 1"),
     ],
