@@ -148,6 +148,8 @@ def read_line(words: Sequence[str], environ: Mapping[str, str]) -> TorchrunLine:
             given[name] = environ.get(f"PET_{name.upper()}", DEFAULTS.get(name))
         if name in _FLAGS and given[name] == "0":
             given[name] = None
+    if given["standalone"]:  # source: torch/distributed/run.py, `run`
+        given |= {"rdzv_backend": "c10d", "rdzv_endpoint": None, "rdzv_id": None}
     if given["shutdown_timeout"] is None:  # source: torch/distributed/launcher/api.py, `LaunchConfig`
         given["shutdown_timeout"] = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
     for name, instead in REFUSED.items():
@@ -227,7 +229,7 @@ def _overrides(given: Mapping[str, Any], nodes: int, port: int | None) -> tuple[
 
 def _store_port(given: Mapping[str, Any], nodes: int) -> int | None:
     """The port of the ranks' store; `None`: any."""
-    if given["rdzv_backend"] != "static" or given["standalone"]:
+    if given["rdzv_backend"] != "static":
         return None
     said = (given["rdzv_endpoint"] or "").rpartition(":")[2] or given["master_port"]
     return _number("--master-port", said) if said else _PORT if nodes > 1 else None

@@ -23,6 +23,11 @@ def test_each_option_of_torchs_own_parser_is_in_one_of_the_three_tables() -> Non
         ("--nproc-per-node 2 -m package.train", "module", "package.train"),
         ("--nproc_p 2 train.py", "num_processes", "2"),
         ("--standalone train.py", "nodes", 1),
+        (
+            "--standalone --rdzv-backend etcd --rdzv-id x --master-port 7 t.py",
+            "overrides",
+            ("steps.launches=1",),
+        ),
         ("--nnodes 2:2 --node-rank 1 --master-addr a --master-port 7 t.py", "rendezvous", "a:1007"),
         ("--nnodes 2 --node-rank 1 --rdzv-endpoint a:65000 t.py", "rendezvous", "a:64000"),
         (
