@@ -4,7 +4,7 @@ import fcntl
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -188,7 +188,7 @@ def run_and_print(
     require_steps: bool,
     passes_through: bool = False,
     script: str = "",
-    only_local_rank: int | None = None,
+    only_local_ranks: Collection[int] | None = None,
     files: "RankFiles | None" = None,
     **place: Any,
 ) -> None:
@@ -203,7 +203,7 @@ def run_and_print(
         passes_through: whether stdout, unless it is a terminal, takes the program's, as it is; the comparison
             goes to stderr then.
         script: the program's path, if it is known.
-        only_local_rank: the rank of each node whose output is shown.
+        only_local_ranks: those of each node whose output is shown; `None`: all.
         files: what else takes streams of a program's ranks.
         place: the flags about this node.
 
@@ -221,8 +221,8 @@ def run_and_print(
         from gpurun.launcher.start import run_job
 
         streams = own_streams(not (as_json or quiet)) if passes_through else Streams()
-        streams = replace(streams, only_rank=only_rank, only_local_rank=only_local_rank, files=files)
-        output = Output(quiet, only_rank, streams, passes_through, only_local_rank)
+        streams = replace(streams, only_rank=only_rank, only_local_ranks=only_local_ranks, files=files)
+        output = Output(quiet, only_rank, streams, passes_through, only_local_ranks)
         flags = node_flags(**place)
         before = fetched(resume) if isinstance(resume, str) else resume
         finished = run_job(pools, invocation, directory, before, output, flags, keep_at, overrides)

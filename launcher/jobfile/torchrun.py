@@ -42,7 +42,7 @@ TRANSLATED = {
     "tee": "files that are shown, with torchrun's prefix",
     "role": "ROLE_NAME",
     "local_addr": "`--interface`",
-    "local_ranks_filter": "of one rank: what each node shows",
+    "local_ranks_filter": "the ranks whose output each node shows",
     "signals_to_handle": "TORCHELASTIC_SIGNALS_TO_HANDLE; those are handled always, and SIGUSR1",
     "training_script": "`script`",
     "training_script_args": "`args`",
@@ -110,7 +110,7 @@ class TorchrunLine:
     overrides: tuple[str, ...]
     """`KEY=VALUE` of a job."""
     quiet: bool
-    only_local_rank: int | None
+    only_local_ranks: frozenset[int] | None
     files: RankFiles | None
     """Where streams of ranks go that neither a log nor a pipe gets."""
 
@@ -197,7 +197,7 @@ def _line(given: Mapping[str, Any]) -> TorchrunLine:
         join_timeout_s=_join_timeout_s(conf) if given["rdzv_backend"] == "c10d" else None,
         overrides=_overrides(given, nodes, port),
         quiet=files is None and given["redirects"] == "3" and given["tee"] == "0",
-        only_local_rank=_one_rank(given["local_ranks_filter"] or ""),
+        only_local_ranks=_local_ranks(given["local_ranks_filter"] or ""),
         files=files,
     )
 
@@ -284,12 +284,10 @@ def _streams(name: str, text: str) -> dict[int, int] | int:
     return {int(rank): int(bits) for rank, bits in (pair.split(":") for pair in text.split(","))}
 
 
-def _one_rank(text: str) -> int | None:
+def _local_ranks(text: str) -> frozenset[int] | None:
     if not text:
         return None
-    if not text.isdecimal():
-        raise _refused("local_ranks_filter", text, "`gpurun --only-rank N torchrun …` shows one rank")
-    return int(text)
+    return frozenset(_number("--local-ranks-filter", part.strip()) for part in text.split(","))
 
 
 def devices_text(line: TorchrunLine, num_gpus: int, num_cores: int, gpu_kind: str) -> str:

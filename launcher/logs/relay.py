@@ -115,8 +115,8 @@ class Relay:
     """Whether ranks read a terminal: the beginning of a line at which one waits is shown."""
     passes_to: int | None = None
     """The descriptor that gets what ranks write to their logs, as `LogTail` has it."""
-    only_local: int | None = None
-    """The rank to show of those of this node, counted from 0; `None`: all."""
+    only_local: Collection[int] | None = None
+    """The ranks to show of those of this node, counted from 0; `None`: all."""
     _tails: list[LogTail] = field(default_factory=list)
     _held: list[str] = field(default_factory=list)
     _bars: dict[int, tuple[float, str]] = field(default_factory=dict)
@@ -136,8 +136,12 @@ class Relay:
         self._pass_on(is_last=True)
         self._held, self._bars, self._tails = [], {}, []
         self._logs, self._full = set(logs.values()), set()
-        here = sorted(logs) if self.only_local is None else sorted(logs)[self.only_local :][:1]
-        shown = [rank for rank in here if self.only is None or rank in self.only]
+        shown = [
+            rank
+            for local_rank, rank in enumerate(sorted(logs))
+            if (self.only is None or rank in self.only)
+            and (self.only_local is None or local_rank in self.only_local)
+        ]
         for rank, path in logs.items():
             if rank in shown:
                 self._tails.append(self._tail(rank, path, 0 if from_start else num_bytes(path)))

@@ -4,7 +4,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -100,7 +100,7 @@ class Output:
     streams: Streams | None = None
     """Where a program's stdin comes from and its stdout goes to; `None`: with stderr to the logs."""
     as_torchrun: bool = False
-    only_local_rank: int | None = None
+    only_local_ranks: Collection[int] | None = None
     """This and `as_torchrun` as in `Relay`."""
     is_part: bool = False
     """Whether a command makes several runs: each shows no plan, gives no advice on a new run, and leaves what
@@ -129,7 +129,7 @@ class Output:
             as_torchrun=self.as_torchrun,
             prompts=prompts,
             passes_to=self.streams.passes_to if self.streams is not None else None,
-            only_local=self.only_local_rank,
+            only_local=self.only_local_ranks,
         )
 
 

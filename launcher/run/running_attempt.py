@@ -8,7 +8,7 @@ import platform
 import re
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -67,8 +67,8 @@ class Streams:
     stdout: str = ""
     only_rank: int | None = None
     """The one that writes there; `None`: all do."""
-    only_local_rank: int | None = None
-    """The same, of each node's ranks."""
+    only_local_ranks: Collection[int] | None = None
+    """Those of each node that do."""
     passes_to: int | None = None
     """The descriptor of the command that gets what is in the logs: stderr, unless that is a terminal; stdout
     where both are one file or pipe, or ranks can't open it."""
@@ -88,7 +88,8 @@ class Streams:
             MachineError: its files can't be written.
         """
         rank, local_rank = int(env["RANK"]), int(env["LOCAL_RANK"])
-        writes = self.only_rank in (None, rank) and self.only_local_rank in (None, local_rank)
+        is_here = self.only_local_ranks is None or local_rank in self.only_local_ranks
+        writes = self.only_rank in (None, rank) and is_here
         found: dict[str, Any] = {"stdin": self.stdin, "stdout": self.stdout if writes else ""}
         if self.files:
             found |= self.files.of(env, log)

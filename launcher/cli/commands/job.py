@@ -432,7 +432,7 @@ def from_line(line: "TorchrunLine", given: dict[str, Any]) -> dict[str, Any]:
         "rendezvous": line.rendezvous,
         "interface": line.interface,
         "join_timeout_s": line.join_timeout_s,
-        "only_local_rank": None if given["only_rank"] is not None else line.only_local_rank,
+        "only_local_ranks": None if given["only_rank"] is not None else line.only_local_ranks,
         "files": line.files,
     }
     said = {name: value for name, value in found.items() if value is not None and given.get(name) is None}

@@ -864,6 +864,8 @@ STREAMS = """
             "[default1]:err 1",
         ),
         ("--redirects 0:1", "0/stdout", "out 1", "err 0|err 1"),
+        ("--local-ranks-filter 0,1", "", "out 0|out 1", "err 0|err 1"),
+        ("--local-ranks-filter 1,5", "", "out 1", "err 1"),
         ("--tee 1:3 --role r", "1/stderr 1/stdout", "[r1]:out 1|out 0", "[r1]:err 1|err 0"),
         ("", "", "out 0|out 1", "err 0|err 1"),
     ],

@@ -173,7 +173,7 @@ def test_a_hang_timeout_is_that_of_the_job_whatever_is_started(
             "--rendezvous b:1 torchrun --nnodes 2 --node-rank 1 --master-addr a t.py",
             {"node_rank": 1, "rendezvous": "b:1"},
         ),
-        ("--only-rank 0 torchrun --local-ranks-filter 1 t.py", {"only_rank": 0, "only_local_rank": None}),
+        ("--only-rank 0 torchrun --local-ranks-filter 1 t.py", {"only_rank": 0, "only_local_ranks": None}),
         ("torchrun --redirects 3 t.py", {"quiet": True}),
         ("--quiet torchrun t.py", {"quiet": True}),
     ],

@@ -76,7 +76,8 @@ def test_each_option_of_torchs_own_parser_is_in_one_of_the_three_tables() -> Non
         ("--log-dir d --redirects 3 t.py", "quiet", False),
         ("--nnodes 2 --node-rank 0 --master-addr a --local-addr 10.0.0.7 t.py", "interface", "10.0.0.7"),
         ("--no-python run.sh 1", "args", ("run.sh", "1")),
-        ("--local-ranks-filter 1 t.py", "only_local_rank", 1),
+        ("--local-ranks-filter 0,2 t.py", "only_local_ranks", {0, 2}),
+        ("--local-ranks-filter 1 t.py", "only_local_ranks", {1}),
     ],
 )
 def test_a_line_is_translated(words: str, what: str, value: object) -> None:
@@ -91,7 +92,7 @@ def test_a_line_is_translated(words: str, what: str, value: object) -> None:
         ("--rdzv-backend etcd t.py", "--rdzv-backend etcd has no counterpart"),
         ("--virtual-local-rank t.py", "--virtual-local-rank has no counterpart"),
         ("--redirects 0:1,1:4 t.py", "--redirects 0:1,1:4 is neither 0 to 3 nor a list"),
-        ("--local-ranks-filter 0,1 t.py", "--local-ranks-filter 0,1 has no counterpart"),
+        ("--local-ranks-filter 0,b t.py", "--local-ranks-filter b is not a whole number"),
         ("--signals-to-handle SIGUSR2 t.py", "SIGUSR2 has no counterpart"),
         ("--start-method bogus t.py", "invalid choice: 'bogus'"),
         ("--nproc-per-node 2", "required: training_script"),
