@@ -102,6 +102,8 @@ class TorchrunLine:
     nodes: int
     node_rank: int | None
     """Among several; `None`: the line doesn't say it."""
+    is_static: bool
+    """Whether the backend is `static`, by which nodes have the ranks that their lines say."""
     rendezvous: str | None
     """HOST:PORT of node 0."""
     interface: str | None
@@ -165,7 +167,8 @@ def _refused(name: str, value: str, instead: str) -> SpecError:
 
 def _line(given: Mapping[str, Any]) -> TorchrunLine:
     nodes = _num_nodes(given["nnodes"])
-    if given["rdzv_backend"] not in ("static", "c10d"):
+    is_static = given["rdzv_backend"] == "static"
+    if not is_static and given["rdzv_backend"] != "c10d":
         raise _refused("rdzv_backend", given["rdzv_backend"], "nodes meet at node 0, as with `c10d`")
     conf = _conf(given["rdzv_conf"] or "")
     signals = set((given["signals_to_handle"] or "").split(",")) - {""}
@@ -192,9 +195,10 @@ def _line(given: Mapping[str, Any]) -> TorchrunLine:
         num_processes=given["nproc_per_node"],
         nodes=nodes,
         node_rank=_node_rank(given["node_rank"], conf) if nodes > 1 else None,
+        is_static=is_static,
         rendezvous=endpoint,
         interface=given["local_addr"] if nodes > 1 else None,
-        join_timeout_s=_join_timeout_s(conf) if given["rdzv_backend"] == "c10d" else None,
+        join_timeout_s=None if is_static else _join_timeout_s(conf),
         overrides=_overrides(given, nodes, port),
         quiet=files is None and given["redirects"] == "3" and given["tee"] == "0",
         only_local_ranks=_local_ranks(given["local_ranks_filter"] or ""),

@@ -390,12 +390,8 @@ def torchrun(
 
     quit_on_interrupt()
     line = read_line(words, os.environ)
-    has_rank = line.node_rank is not None or how["node_rank"] is not None
-    if line.nodes > 1 and line.rendezvous and not has_rank:
-        raise SpecError(
-            "gpurun doesn't number nodes in the order in which they come: add --node-rank to each line, 0 on "
-            "the host of the endpoint"
-        )
+    if line.nodes > 1 and line.rendezvous and line.node_rank is None and how["node_rank"] is None:
+        line = numbered(line)
 
     def invocation() -> Any:
         from gpurun.launcher.run.open import program_invocation
@@ -413,6 +409,24 @@ def torchrun(
         shown(error)  # for torchrun, a script that isn't there, or is no Python, is a program that fails
         return FAILED
     return 0
+
+
+def numbered(line: "TorchrunLine") -> "TorchrunLine":
+    """The line with the rank of this node, which only a scheduler may say; with `static` the default is 0.
+
+    Raises:
+        SpecError: the rank isn't known.
+    """
+    from gpurun.launcher.schedulers import scheduler_here
+
+    if scheduler_here(os.environ) is not None:
+        return line
+    if line.is_static:
+        return replace(line, node_rank=0)
+    raise SpecError(
+        "gpurun doesn't number nodes in the order in which they come: add --node-rank to each line, 0 on the "
+        "host of the endpoint"
+    )
 
 
 def can_begin(line: "TorchrunLine") -> bool:

@@ -188,6 +188,23 @@ def test_options_of_gpurun_have_precedence_over_the_line(
     assert {name: asked.get(name) for name in flags} == flags
 
 
+@pytest.mark.parametrize("scheduled", [True, False])
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_a_node_of_a_line_has_the_rank_that_a_scheduler_says_and_with_static_0_by_default(
+    scheduled: bool, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(job_commands, "run_and_print", lambda *_, **how: asked.update(how))
+    if scheduled:
+        monkeypatch.setitem(SCHEDULERS, "slurm", replace(SCHEDULERS["slurm"], node_rank=lambda environ: 1))
+    line = ("torchrun", "--nnodes", "2", "--rdzv-backend", backend, "--rdzv-endpoint", "a:7", "t.py")
+    result = CliRunner().invoke(cli, line)
+    if scheduled or backend == "static":
+        assert (result.exit_code, asked["node_rank"]) == (0, None if scheduled else 0)
+    else:
+        assert "add --node-rank to each line" in str(result.exception)
+
+
 def test_init_names_a_workload_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its file is read, and not run; `check` asks for what the function needs."""
     monkeypatch.chdir(tmp_path)
