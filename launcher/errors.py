@@ -67,6 +67,10 @@ class VariantError(GpurunError):
     exit_code = 4
 
 
+class StepsError(VariantError):
+    """No step was timed of a program that ended well, where one is required."""
+
+
 class NodesError(GpurunError):
     """A node of the job, or the connection to it, is lost; what was measured before is kept."""
 

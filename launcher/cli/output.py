@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpurun.launcher.errors import GateError, MachineError, UndecidedError, VariantError
+from gpurun.launcher.errors import GateError, MachineError, StepsError, UndecidedError
 
 if TYPE_CHECKING:
     from gpurun.launcher.processes.pool import WorkerPools
@@ -239,14 +239,14 @@ def check_steps(comparison: Any) -> None:
     """Returns if every program that ended well has a timed step.
 
     Raises:
-        VariantError: one has none; its warnings say why.
+        StepsError: one has none; its warnings say why.
     """
     from gpurun.launcher.compare.label import variant_label
     from gpurun.launcher.rundir.records import MEASURED
 
     programs = [each for each in comparison.variants if each.kind.runs_program and each.status in MEASURED]
     if without := [variant_label(each) for each in programs if each.step_ms is None]:
-        raise VariantError(f"no step was timed, which --require-steps asks for: {', '.join(without)}")
+        raise StepsError(f"no step was timed, which --require-steps asks for: {', '.join(without)}")
 
 
 def check_writable_on_node_0(directory: Path, place: Mapping[str, Any]) -> None:

@@ -36,7 +36,7 @@ from gpurun.launcher.cli.options import (
     written_url,
 )
 from gpurun.launcher.cli.output import print_comparison, rank_starters, run_and_print, show_json, width
-from gpurun.launcher.errors import GpurunError, Problem, SpecError
+from gpurun.launcher.errors import GpurunError, Problem, SpecError, StepsError
 
 if TYPE_CHECKING:
     from gpurun.launcher.jobfile.torchrun import TorchrunLine
@@ -404,7 +404,7 @@ def torchrun(
         more = {**how, **from_line(line, how)}
         run_and_print(invocation, out, None, passes_through=True, script=line.script or "", **more)
     except GpurunError as error:
-        if isinstance(error, SpecError) and can_begin(line):
+        if isinstance(error, StepsError) or (isinstance(error, SpecError) and can_begin(line)):
             raise
         shown(error)  # for torchrun, a script that isn't there, or is no Python, is a program that fails
         return FAILED

@@ -32,7 +32,7 @@ from gpurun.launcher.cli.streams import Cleaned, prepare_streams
 from gpurun.launcher.compare.build import compare_run
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison
-from gpurun.launcher.errors import MachineError, SpecError, VariantError
+from gpurun.launcher.errors import MachineError, SpecError, StepsError, VariantError
 from gpurun.launcher.jobfile.load import compared, load_job, load_text, program_job
 from gpurun.launcher.nodes.rendezvous import NodeFlags, find_facts
 from gpurun.launcher.plan.build import build_plan
@@ -203,6 +203,19 @@ def test_a_node_of_a_line_has_the_rank_that_a_scheduler_says_and_with_static_0_b
         assert (result.exit_code, asked["node_rank"]) == (0, None if scheduled else 0)
     else:
         assert "add --node-rank to each line" in str(result.exception)
+
+
+@pytest.mark.parametrize("error", [StepsError, VariantError])
+def test_a_line_without_a_required_step_has_an_exit_code_of_its_own(
+    error: type[VariantError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*_: Any, **how: Any) -> None:
+        raise error("no step was timed")
+
+    monkeypatch.setattr(job_commands, "run_and_print", run)
+    result = CliRunner().invoke(cli, ["--require-steps", "torchrun", "train.py"])
+    ours = result.exception.exit_code if isinstance(result.exception, StepsError) else result.exception
+    assert ours == (4 if error is StepsError else None)
 
 
 def test_init_names_a_workload_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
