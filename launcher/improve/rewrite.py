@@ -12,7 +12,6 @@ import os
 import re
 import stat
 import tokenize
-import warnings
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +27,7 @@ from gpurun.launcher.jobfile.yaml.describe import flow_text
 from gpurun.launcher.jobfile.yaml.tree import parse_source
 from gpurun.launcher.machine.accelerators import ACCELERATORS
 from gpurun.launcher.machine.git import is_tracked, uninterrupted
+from gpurun.launcher.processes.import_variables import parsed
 from gpurun.launcher.rundir.files import replacing
 from gpurun.launcher.rundir.improvement import CallChange
 
@@ -143,12 +143,6 @@ class SourceText:
             parts += [self.text[done : splice.start], splice.text]
             done = splice.end
         return "".join([*parts, self.text[done:]]).encode(self.encoding)
-
-
-def parsed(source: bytes) -> ast.Module:
-    with warnings.catch_warnings():  # about the user's own escapes and comparisons
-        warnings.simplefilter("ignore")
-        return ast.parse(source)
 
 
 def rewritten(source: bytes, edits: Sequence[CallChange]) -> tuple[bytes, tuple[CallChange, ...]]:

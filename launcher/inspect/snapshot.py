@@ -15,6 +15,7 @@ import stat
 import struct
 import threading
 import time
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -287,7 +288,8 @@ def unguarded(threads: Sequence[Thread], started: Collection[int]) -> str | None
         return None
     file = files[-1]
     try:
-        with open(file, "rb", opener=_without_waiting) as program:
+        with open(file, "rb", opener=_without_waiting) as program, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             code = ast.parse(program.read(_MAX_PROGRAM_BYTES))
     except (OSError, SyntaxError, ValueError):
         return None

@@ -6,6 +6,7 @@ Only the program's text is read.
 import ast
 import os
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -66,11 +67,18 @@ def set_by(source: bytes, env: Mapping[str, str]) -> dict[str, str]:
     another package, as far as its text says to what; only those that differ from `env`."""
     found: dict[str, str] = {}
     with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-        for node in _known(ast.parse(source)):
+        for node in _known(parsed(source)):
             for name, value, is_default in _assigned(node):
                 if not (is_default and name in {**env, **found}):
                     found[name] = value
     return {name: found[name] for name in changed(env, {**env, **found})}
+
+
+def parsed(source: bytes) -> ast.Module:
+    """A program's syntax tree, without what Python warns of in it, which the run itself shows."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(source)
 
 
 def _known(tree: ast.Module) -> Iterator[ast.stmt]:
@@ -124,7 +132,7 @@ class _Search:
             return False
         self._seen.add(file)
         with suppress(OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-            tree = ast.parse(file.read_bytes())
+            tree = parsed(file.read_bytes())
             known = {id(node) for node in _known(tree) if any(_assigned(node))} if is_script else set()
             return any(self._run(node, file) for node in tree.body if id(node) not in known)
         return False

@@ -389,3 +389,13 @@ def test_a_program_that_waits_for_processes_of_its_own_gets_advice(wording: Word
     wording(diagnose(seen).details)
     for other in (replace(seen[1], steps=1), replace(seen[1], threads=parse_threads(IN_FORWARD))):
         assert len(diagnose([seen[0], other]).details) == 2
+
+
+def test_a_program_without_a_guard_is_found_whatever_python_warns_of_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("import re\nre.compile('\\d')\n")
+    monkeypatch.setattr(snapshot, "command_of", lambda pid: "python -c 'from multiprocessing.spawn import …'")
+    threads = parse_threads(stack(f"{program}:2 <module>"))
+    assert snapshot.unguarded(threads, [1]) == str(program)

@@ -47,6 +47,7 @@ SCRIPTS = {
     "from pkg.inner import work": True,
     "import pkg\nimport torch\nimport pkg.inner": False,
     "from torch import nn\nimport sets": False,
+    "print('\\d')\nos.environ['OMP_NUM_THREADS'] = str(1)\nimport torch": True,  # Python warns of that escape
     "not Python": False,
 }
 
@@ -79,6 +80,11 @@ def test_what_a_script_may_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 def test_a_variable_is_set_before_what_no_statement_imports_earlier(text: str, is_before: bool) -> None:
     source = f"import os\n{text}\nos.environ['OMP_NUM_THREADS'] = '3'\n"
     assert set_by(source.encode(), {}) == ({"OMP_NUM_THREADS": "3"} if is_before else {})
+
+
+def test_what_python_warns_of_in_a_script_hides_no_variable() -> None:
+    source = b"import os\nprint('\\d')\nos.environ['OMP_NUM_THREADS'] = '3'\nimport torch"
+    assert set_by(source, {}) == {"OMP_NUM_THREADS": "3"}
 
 
 def test_modules_that_import_each_other_are_read_once(tmp_path: Path) -> None:
