@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,7 +40,7 @@ class OwnProfilers:
     num_steps: int = 0
     """The steps that they have slowed."""
     traces: list[str] = field(default_factory=list)
-    """The files that `export_chrome_trace` was asked for, as `tensorboard_trace_handler` does, too."""
+    """The absolute paths that `export_chrome_trace` got, also from `tensorboard_trace_handler`."""
     active: dict[int, object] = field(default_factory=dict)
     _has_recorded: bool = False
     """Whether one has, since a step was last asked about."""
@@ -96,7 +97,8 @@ class OwnProfilers:
             if getattr(self._inside, "is_exporting", False):
                 return original(profiler, path, *args, **kwargs)
             if not isinstance(profiler, CallProfile):
-                self.traces.append(str(path))
+                with suppress(OSError):  # there may be no working directory, as the original will say
+                    self.traces.append(os.path.abspath(path))
             self._inside.is_exporting = True
             try:
                 return original(profiler, path, *args, **kwargs)

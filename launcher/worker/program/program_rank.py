@@ -538,7 +538,7 @@ class ProgramRank:
 
 def own_traces_text(paths: Sequence[str]) -> str:
     """A note that the program's own profiler ran, and where its traces are, if it wrote any."""
-    places = listed(sorted({os.path.dirname(os.path.abspath(path)) for path in paths}))
+    places = listed(sorted({os.path.dirname(path) for path in paths}))
     where = f"; `gpurun trace` reads what it wrote to {places}" if places else ""
     return f"the program's own profiler ran{where}"
 

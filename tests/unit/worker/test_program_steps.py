@@ -37,6 +37,7 @@ from gpurun.launcher.worker.program.program_rank import (
     ProgramRank,
     StepRecorder,
     keep_groups_alive,
+    own_traces_text,
     watch_steps,
 )
 from gpurun.launcher.worker.program.step_rules import Classifier
@@ -400,6 +401,21 @@ def test_a_program_of_which_its_own_profiler_slows_every_step_has_no_times(
     program = ProgramRank(recorder.config, 0, recorder.run, recorder, os.getpid(), bool, bool)
     wording(program.facts().untimed)
     wording(program.facts().warnings)
+
+
+def test_its_traces_are_where_it_has_written_them_wherever_the_program_ends(
+    recorder: StepRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with profile(activities=[CPU_WORK]) as profiler:
+        torch.ones(1)
+    profiler.export_chrome_trace("trace.json")
+    monkeypatch.chdir("gone")
+    Path("../gone").rmdir()
+    said = own_traces_text(recorder.profilers.traces)
+    monkeypatch.chdir(tmp_path)
+    assert said.endswith(f"reads what it wrote to {tmp_path}")
 
 
 class CaptureOf:
