@@ -578,7 +578,7 @@ def observed(config: ProgramConfig, rank: int, run: RunDir) -> "ProgramRank":
     # DataLoader workers and other children aren't ranks; what they write would corrupt the rank's records.
     os.register_at_fork(after_in_child=recorder.abandon)
     has_had_group, has_spawned = keep_groups_alive(), note_spawned()
-    report_other_stores(str(await_port(run.rendezvous(config.launch))))
+    report_other_stores((os.environ["MASTER_ADDR"], await_port(run.rendezvous(config.launch))))
     recorder.report_progress()
     program = ProgramRank(config, rank, run, recorder, os.getpid(), has_had_group, has_spawned, hooks=hooks)
     recorder.at_limit = program.end_at_limit
@@ -699,23 +699,23 @@ def note_spawned() -> Callable[[], bool]:
     return lambda: bool(calls)
 
 
-def report_other_stores(own: str) -> None:
+def report_other_stores(own: tuple[str, int]) -> None:
     """Reports where the rank waits for the others if the program has set another address than the launch's.
 
     Nothing listens there: the environment tells torch that the launcher has a store. Source:
     torch/distributed/rendezvous.py, `_create_c10d_store`.
 
     Args:
-        own: the port of the launch's store.
+        own: the host and the port of the launch's store.
     """
     module: Any = importlib.import_module("torch.distributed.rendezvous")  # a function has its name
 
     def create(original: Callable[..., Any], hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
-        is_elsewhere = str(port) != own and module._torchelastic_use_agent_store()
+        is_elsewhere = (hostname, port) != own and module._torchelastic_use_agent_store()
         if is_elsewhere and not listens(hostname, port):
             print_to_log(
                 f"gpurun: this rank waits at {hostname}:{port} for the others, and nothing listens there: "
-                f"their store is at port {own}; leave MASTER_ADDR and MASTER_PORT as they are"
+                f"their store is at {own[0]}:{own[1]}; leave MASTER_ADDR and MASTER_PORT as they are"
             )
         return original(hostname, port, *args, **kwargs)
 

@@ -1,7 +1,9 @@
 """Steps of real optimizers, observed from outside, on a clock that ticks once per look."""
 
+import importlib
 import itertools
 import os
+import socket
 import time
 import warnings
 import weakref
@@ -38,6 +40,7 @@ from gpurun.launcher.worker.program.program_rank import (
     StepRecorder,
     keep_groups_alive,
     own_traces_text,
+    report_other_stores,
     watch_steps,
 )
 from gpurun.launcher.worker.program.step_rules import Classifier
@@ -416,6 +419,23 @@ def test_its_traces_are_where_it_has_written_them_wherever_the_program_ends(
     said = own_traces_text(recorder.profilers.traces)
     monkeypatch.chdir(tmp_path)
     assert said.endswith(f"reads what it wrote to {tmp_path}")
+
+
+def test_a_rank_that_waits_at_another_address_says_where_the_others_meet(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module: Any = importlib.import_module("torch.distributed.rendezvous")
+    monkeypatch.setattr(module, "_create_c10d_store", lambda hostname, port: None)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        report_other_stores(("127.0.0.1", port))
+        for host in ("127.0.0.1", "localhost"):
+            module._create_c10d_store(host, port)
+        assert capsys.readouterr().err == ""
+        module._create_c10d_store("127.0.0.2", port)
+    said = f"this rank waits at 127.0.0.2:{port} for the others, and nothing listens there: their store is at"
+    assert f"{said} 127.0.0.1:{port}; leave MASTER_ADDR" in capsys.readouterr().err
 
 
 class CaptureOf:
