@@ -7,6 +7,7 @@ torch/distributed/run.py, `get_args_parser`; each has a variable, too: PET_ and 
 import argparse
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -157,6 +158,12 @@ def read_line(words: Sequence[str], environ: Mapping[str, str]) -> TorchrunLine:
     for name, instead in REFUSED.items():
         if given[name] not in (None, "", DEFAULTS.get(name)):
             raise _refused(name, given[name], instead)
+    python = environ.get("PYTHON_EXEC", sys.executable)
+    if python != sys.executable and not (given["no_python"] or given["run_path"]):
+        raise SpecError(
+            f"torchrun's PYTHON_EXEC={python} has no counterpart: unset it, and start gpurun with that "
+            f"Python: {python} -m gpurun torchrun …"
+        )
     return _line(given)
 
 

@@ -1,5 +1,7 @@
 """Lines of torchrun, and what they are here."""
 
+import sys
+
 import pytest
 from torch.distributed.run import get_args_parser
 
@@ -116,6 +118,14 @@ def test_variables_stand_in_for_options() -> None:
         None,
         ("steps.launches=1", "restarts=1"),
     )
+
+
+def test_another_python_is_refused_where_torchrun_would_start_it() -> None:
+    environ = {"PYTHON_EXEC": "/other/python"}
+    with pytest.raises(SpecError, match="PYTHON_EXEC=/other/python has no counterpart: unset it"):
+        read_line(["train.py"], environ)
+    assert read_line(["--no-python", "run.sh"], environ).args == ("run.sh",)
+    assert read_line(["train.py"], {"PYTHON_EXEC": sys.executable}).script == "train.py"
 
 
 @pytest.mark.parametrize("words", ["", "--shutdown-timeout 9"])
