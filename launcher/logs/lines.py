@@ -11,17 +11,24 @@ from typing import TextIO
 MAX_LINE_BYTES = 1 << 14
 """A longer line is cut into several, to bound the memory that endless output needs."""
 
+_PROFILER = r"USDT:[-\d]+ [:\d]+ \d+:\d+ [\w.]+:\d+\] "
 _NOISE = re.compile(
-    r"USDT:|ERROR:[-\d]+ [:\d]+ \d+:\d+ DeviceProperties\.cpp:\d+\] "
+    rf"{_PROFILER}|ERROR:[-\d]+ [:\d]+ \d+:\d+ DeviceProperties\.cpp:\d+\] "
     r"gpuGetDeviceCount failed with code (?:35|100)\s*$"
-    r"|\[W[-\d]* ?[:.\d]+ TCPStore\.cpp:\d+\] .* - retrying \(.*\): Interrupted system call\s*$"
-    r"|frame #\d+: .+ \(0x[0-9a-f]+ in .+\)\s*$|<omitting python frames>\s*$"
 )
 """What torch prints without need: its profiler whenever it starts or stops, and, from a build for CUDA, where
-there is no driver (35) or no GPU (100) (a job on GPUs fails there before it traces, with its own message);
-and that a signal of ours, for a stack, has interrupted a connection, with the addresses of C++ functions."""
+there is no driver (35) or no GPU (100). A job on GPUs fails there before it traces, with its own message."""
+_INTERRUPTED = re.compile(
+    r"\[W[-\d]* ?[:.\d]+ TCPStore\.cpp:\d+\] .* - retrying \(.*\): Interrupted system call\s*$"
+)
+"""That a signal of ours, for a stack, has interrupted a connection."""
+_ADDRESSES = re.compile(
+    r"Exception raised from .+ \(most recent call first\):\s*$"
+    r"|frame #\d+: .+ \(0x[0-9a-f]+ in .+\)\s*$|<omitting python frames>\s*$"
+)
+"""What torch prints behind that: the addresses of C++ functions."""
 
-_ANNOUNCED = re.compile(rb"USDT:[-\d]+ [:\d]+ \d+:\d+ [\w.]+:\d+\] [^\n]*\n")
+_ANNOUNCED = re.compile(rf"{_PROFILER}[^\n]*\n".encode())
 """What the profiler prints when it starts or stops, also behind a progress bar, which then goes on."""
 
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])?")
@@ -45,11 +52,12 @@ def has_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:
 
 
 class LineReader:
-    """Cuts a stream into lines, however it is divided into portions."""
+    """Cuts a stream into lines, however it is divided into portions; leaves out what is noise."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._redrawn = False
+        self._noise = Noise()
 
     def feed(self, portion: bytes) -> list[str]:
         """The lines that this portion completes."""
@@ -62,7 +70,7 @@ class LineReader:
             found.append(clean(rest[:MAX_LINE_BYTES].decode("utf-8", "replace")))
             rest = rest[MAX_LINE_BYTES:]
         self._rest = rest
-        return found
+        return self._said(found)
 
     @property
     def bar(self) -> str | None:
@@ -77,7 +85,10 @@ class LineReader:
     def finish(self) -> list[str]:
         """The last line, if no newline ended it."""
         rest, self._rest, self._redrawn = self._rest, b"", False
-        return [self._line(rest)] if rest.strip() else []
+        return self._said([self._line(rest)] if rest.strip() else [])
+
+    def _said(self, lines: list[str]) -> list[str]:
+        return [line for line in lines if not self._noise.has(line)]
 
     def _line(self, line: bytes) -> str:
         return clean(_last_state(line).rstrip(b"\r").decode("utf-8", "replace"))
@@ -95,15 +106,22 @@ def clean(text: str) -> str:
     return _CONTROL.sub("", text)
 
 
-def is_noise(line: str) -> bool:
-    """Whether torch wrote a line that says nothing about the program; only the log file has it."""
-    return _NOISE.match(line) is not None
+class Noise:
+    """Finds the lines of a stream that say nothing about the program; only the log file has them."""
 
+    def __init__(self) -> None:
+        self._is_interrupted = False
 
-def without_noise(text: bytes) -> bytes:
-    """The bytes without such lines; all others as they are."""
-    lines = _ANNOUNCED.sub(b"", text).splitlines(keepends=True)
-    return b"".join(line for line in lines if not is_noise(line.decode("utf-8", "replace")))
+    def has(self, line: str) -> bool:
+        """Whether torch wrote the next line without need."""
+        goes_on = self._is_interrupted and _ADDRESSES.match(line)
+        self._is_interrupted = bool(goes_on or _INTERRUPTED.match(line))
+        return self._is_interrupted or _NOISE.match(line) is not None
+
+    def without(self, text: bytes) -> bytes:
+        """The next bytes without such lines; all others as they are."""
+        lines = _ANNOUNCED.sub(b"", text).splitlines(keepends=True)
+        return b"".join(line for line in lines if not self.has(line.decode("utf-8", "replace")))
 
 
 def plain(text: str) -> str:

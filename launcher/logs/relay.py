@@ -11,12 +11,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import filterfalse, islice
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
 from gpurun.launcher.errors import MachineError, SpecError, unreadable
-from gpurun.launcher.logs.lines import MAX_LINE_BYTES, LineReader, is_noise, prefixed, without_noise
+from gpurun.launcher.logs.lines import MAX_LINE_BYTES, LineReader, Noise, prefixed
 from gpurun.launcher.rundir.claim import read
 from gpurun.launcher.rundir.files import RunDir, open_regular
 from gpurun.launcher.rundir.paths import num_bytes, older_part, rank_files
@@ -47,6 +47,8 @@ class LogTail:
     """The descriptor that gets its bytes as they are, but for what is noise; `None`: its lines are shown."""
     beginning: str = ""
     """Of each line, where the command replaces torchrun."""
+    noise: Noise = field(default_factory=Noise)
+    """In what is passed on."""
     rest: bytes = b""
     """The beginning of a line that hasn't been passed on yet."""
     is_within: bool = False
@@ -77,7 +79,7 @@ class LogTail:
     def read(self) -> list[str]:
         """Lines written since the last call; of too many, only the last ones, with a note."""
         portion, left_out = self.portion(MOST_AT_ONCE_BYTES)
-        lines = [*_shown(self.reader.feed(portion))]
+        lines = self.reader.feed(portion)
         if left_out:
             lines = [not_shown(left_out, self.path), *lines[1:]]
         return lines
@@ -198,7 +200,7 @@ class Relay:
         self._show_held()
         self._pass_on(is_last=True)
         for tail in self._tails:
-            if rest := [self._line(tail, line) for line in _shown(tail.reader.finish())]:
+            if rest := [self._line(tail, line) for line in tail.reader.finish()]:
                 self.say("\n".join(rest))
 
     def _line(self, tail: LogTail, text: str) -> str:
@@ -217,10 +219,6 @@ class Relay:
             return
         self._bars[tail.rank] = (self.clock(), bar)
         self._held.append(self._line(tail, bar))
-
-
-def _shown(lines: Iterable[str]) -> Iterator[str]:
-    return filterfalse(is_noise, lines)
 
 
 def _passed_on(tails: Iterable[LogTail]) -> list[LogTail]:
@@ -247,7 +245,7 @@ def _catch_up(tails: Iterable[LogTail]) -> None:
 
 def _write(tail: LogTail, portion: bytes) -> None:
     """Passes on a portion; nothing more once its reader is gone."""
-    left = without_noise(portion)
+    left = tail.noise.without(portion)
     if left and tail.beginning:
         is_within, tail.is_within = tail.is_within, not left.endswith((b"\n", b"\r"))
         lines = b"".join(tail.beginning.encode() + line for line in left.splitlines(keepends=True))
@@ -316,8 +314,7 @@ def all_lines(run: RunDir, rank: int | None, launch: str | None, colour: bool) -
     files = [(number, path) for number, log in logs.items() for path in (log, *streams_beside(log, number))]
     for number, path in files:
         for line in log_lines(path, PRINTED_BYTES // len(files), run.within):
-            if not is_noise(line):
-                yield prefixed(number, line, colour)
+            yield prefixed(number, line, colour)
 
 
 def log_lines(path: Path, most_bytes: int, within: Sequence[Path] = ()) -> Iterator[str]:

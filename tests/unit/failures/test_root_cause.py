@@ -329,7 +329,8 @@ def test_an_explanation_shows_everything_once(name: str, wording: Wording) -> No
 
 def test_a_crash_shows_where_and_not_the_end_of_the_stack(wording: Wording) -> None:
     log = (
-        "step 1\nUSDT:profiler_start\nFatal Python error: Aborted\n\n"
+        "step 1\nUSDT:2026-11-30 02:26:34 29621:29621 SyncActivityProfilerHandler.cpp:52] profiler_start\n"
+        "Fatal Python error: Aborted\n\n"
         "Current thread 0x7f (most recent call first):\n"
         f'  File "{LIBRARY}/torch/x.py", line 3 in check\n'
         '  File "/home/ada/train.py", line 14 in forward\n'

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.launcher.logs.lines import MAX_LINE_BYTES, LineReader, clean, is_noise, prefixed
+from gpurun.launcher.logs.lines import MAX_LINE_BYTES, LineReader, Noise, clean, prefixed
 
 
 def read(*portions: bytes) -> list[str]:
@@ -83,6 +83,7 @@ RETRIES = (
     "[W1129 22:00:45.548803726 TCPStore.cpp:340] [c10d] TCP client failed to connect/validate to host "
     "localhost:12355 - retrying (try=0, timeout=1800000ms, delay=35955ms): {}"
 )
+FRAME = "frame #1: c10::DistError::DistError(int) + 0x72 (0x7f8984933b62 in /torch/lib/libc10.so)"
 
 
 @pytest.mark.parametrize(
@@ -97,9 +98,23 @@ RETRIES = (
         ("USDT:2026-11-24 19:58:01 4021:4038 Profiler.cpp:9] stopped", True),
         (RETRIES.format("Interrupted system call"), True),
         (RETRIES.format("Connection refused"), False),
-        ("frame #1: c10::DistError::DistError(int) + 0x72 (0x7f8984933b62 in /torch/lib/libc10.so)", True),
+        ("USDT: 0.9998", False),
+        (FRAME, False),
         ("frame #12 of the video", False),
     ],
 )
 def test_what_the_profiler_says_of_missing_gpus_is_left_out(line: str, is_left_out: bool) -> None:
-    assert is_noise(line) is is_left_out
+    assert Noise().has(line) is is_left_out
+
+
+@pytest.mark.parametrize("width", [7, 10_000])
+def test_addresses_are_left_out_where_torch_prints_that_a_signal_of_ours_came(width: int) -> None:
+    """A program that has set TORCH_SHOW_CPP_STACKTRACES wants those of its own errors."""
+    raised = "Exception raised from delay at /torch/csrc/c10d/socket.cpp:126 (most recent call first):"
+    interrupted = [RETRIES.format("Interrupted system call"), raised, FRAME, "<omitting python frames>"]
+    own = ["RuntimeError: bad shard", raised, FRAME, "the end"]
+    written = "".join(f"{line}\n" for line in ["begins", *interrupted, *own]).encode()
+    portions = [written[at : at + width] for at in range(0, len(written), width)]
+    assert read(*portions) == ["begins", *own]
+    passed_on = b"".join(map(Noise().without, written.splitlines(keepends=True)))
+    assert passed_on.decode().splitlines() == ["begins", *own]

@@ -236,7 +236,7 @@ def test_lines_are_shown_one_look_late_and_the_rest_at_a_good_end(tmp_path: Path
     relay = Relay(shown.append)
     relay.follow(logs)
     with logs[0].open("a") as file:
-        file.write("a\nUSDT: noise\n")
+        file.write("a\nUSDT:2026-11-24 19:58:01 4021:4038 Profiler.cpp:9] stopped\n")
     logs[1].write_text("b\nunfinished")
     relay.look()
     assert shown == []
