@@ -187,14 +187,8 @@ def _line(given: Mapping[str, Any]) -> TorchrunLine:
     is_command = given["no_python"] and not given["run_path"]
     if is_command:
         script, args = BECOMES_COMMAND, (script, *args)
-    endpoint, files = None, _files(given)
-    port = _store_port(given, nodes)
-    if nodes > 1:
-        host = given["master_addr"] or ""
-        endpoint = given["rdzv_endpoint"] or host or None
-        if endpoint and port:
-            host = endpoint.rpartition(":")[0] if given["rdzv_endpoint"] else host
-            endpoint = f"{host}:{port + (_APART if port + _APART < 1 << 16 else -_APART)}"
+    files = _files(given)
+    endpoint, port = _addresses(given, nodes)
     return TorchrunLine(
         script=None if given["module"] or is_command else script,
         module=script if given["module"] or is_command else None,
@@ -238,12 +232,16 @@ def _overrides(given: Mapping[str, Any], nodes: int, port: int | None) -> tuple[
     return tuple(found)
 
 
-def _store_port(given: Mapping[str, Any], nodes: int) -> int | None:
-    """The port of the ranks' store; `None`: any."""
+def _addresses(given: Mapping[str, Any], nodes: int) -> tuple[str | None, int | None]:
+    """Where several nodes meet, and the port of the ranks' store; `None`: anywhere."""
+    endpoint, host, said = given["rdzv_endpoint"], given["master_addr"], given["master_port"]
     if given["rdzv_backend"] != "static":
-        return None
-    said = (given["rdzv_endpoint"] or "").rpartition(":")[2] or given["master_port"]
-    return _number("--master-port", said) if said else _PORT if nodes > 1 else None
+        return (endpoint or host) if nodes > 1 else None, None
+    if endpoint:
+        host, _, said = endpoint.rpartition(":")
+    port = _number("--master-port", said) if said else _PORT if nodes > 1 else None
+    apart = -_APART if port and port + _APART >= 1 << 16 else _APART
+    return f"{host}:{port + apart}" if host and port and nodes > 1 else None, port
 
 
 def _node_rank(said: str | None, conf: Mapping[str, str]) -> int | None:
