@@ -16,39 +16,16 @@ from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile.values import BECOMES_COMMAND
 from gpurun.launcher.rundir.rank_files import RankFiles
 
-SAME = {
-    "standalone": "one node needs nothing to find itself",
-    "monitor_interval": "the end of a rank is noticed at once",
-    "start_method": "programs are started, not functions",
-}
-"""Options that need nothing, and why."""
-TRANSLATED = {
-    "nnodes": "`nodes`",
-    "nproc_per_node": "`devices`",
-    "node_rank": "`--node-rank`",
-    "master_addr": "`--rendezvous`",
-    "master_port": "`master_port`; several nodes meet at the port 1000 above",
-    "rdzv_endpoint": "`--rendezvous`",
-    "rdzv_id": "TORCHELASTIC_RUN_ID; nodes find each other by the address",
-    "rdzv_backend": "`static` and `c10d`: nodes meet at node 0",
-    "rdzv_conf": "`join_timeout`: `--join-timeout`; `is_host`: node 0",
-    "max_restarts": "`restarts`",
-    "shutdown_timeout": "`grace`",
-    "numa_binding": "`node`: `bind: numa`",
-    "module": "`-m`",
-    "run_path": "as without it",
-    "no_python": "a module that becomes the command, whose steps can't be seen",
-    "log_dir": "its files of the streams that the next two name",
-    "redirects": "files of ranks instead of their logs; of all without `log_dir`: `--quiet`",
-    "tee": "files that are shown, with torchrun's prefix",
-    "role": "ROLE_NAME",
-    "local_addr": "`--interface`",
-    "local_ranks_filter": "the ranks whose output each node shows",
-    "signals_to_handle": "TORCHELASTIC_SIGNALS_TO_HANDLE; those are handled always, and SIGUSR1",
-    "training_script": "`script`",
-    "training_script_args": "`args`",
-}
-"""Options with another name here, or with other values."""
+SAME = ("standalone", "monitor_interval", "start_method")
+"""Options that need nothing: a rank's end is noticed at once, and programs are started, not functions."""
+TRANSLATED = (
+    *("nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "local_addr"),
+    *("rdzv_endpoint", "rdzv_id", "rdzv_backend", "rdzv_conf"),
+    *("max_restarts", "shutdown_timeout", "signals_to_handle", "numa_binding", "role"),
+    *("log_dir", "redirects", "tee", "local_ranks_filter"),
+    *("module", "run_path", "no_python", "training_script", "training_script_args"),
+)
+"""Options with another name here, or with other values, as `_line` says."""
 REFUSED = {
     "event_log_handler": "events are in the run directory, as events.jsonl",
     "logs_specs": "logs are in the run directory, and `logs` in a job says how much is kept",
