@@ -259,8 +259,7 @@ class OtherNode:
         places = find_run(run, scratch, self.job.job_dir)
         relay = self.job.output.relay(progress.say, self.job.spec.logs.keep_bytes)
         follower = Follower(here.link, self.pools, places, progress.say, relay)
-        if (own := self.job.output.streams) is not None:
-            follower.streams, follower.shown = own.of, own.shown
+        follower.streams, follower.shown = self.job.output.streams.of, self.job.output.streams.shown
         follower.goes_on_from(self.follower)
         self.follower = follower
         with forwarded(lambda number: follower.pool.forward(number)):

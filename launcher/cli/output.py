@@ -221,8 +221,14 @@ def run_and_print(
         from gpurun.launcher.start import run_job
 
         streams = own_streams(not (as_json or quiet)) if passes_through else Streams()
-        streams = replace(streams, only_rank=only_rank, only_local_ranks=only_local_ranks, files=files)
-        output = Output(quiet, only_rank, streams, passes_through, only_local_ranks)
+        streams = replace(
+            streams,
+            only_rank=only_rank,
+            only_local_ranks=only_local_ranks,
+            as_torchrun=passes_through,
+            files=files,
+        )
+        output = Output(quiet, only_rank, streams)
         flags = node_flags(**place)
         before = fetched(resume) if isinstance(resume, str) else resume
         finished = run_job(pools, invocation, directory, before, output, flags, keep_at, overrides)

@@ -4,8 +4,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -97,11 +97,7 @@ class Output:
 
     quiet: bool = False
     only_rank: int | None = None
-    streams: Streams | None = None
-    """Where a program's stdin comes from and its stdout goes to; `None`: with stderr to the logs."""
-    as_torchrun: bool = False
-    only_local_ranks: Collection[int] | None = None
-    """This and `as_torchrun` as in `Relay`."""
+    streams: Streams = field(default_factory=Streams)
     is_part: bool = False
     """Whether a command makes several runs: each shows no plan, gives no advice on a new run, and leaves what
     interrupted ranks write to their logs."""
@@ -120,16 +116,15 @@ class Output:
     def relay(self, say: Callable[[str], None], keep_bytes: int) -> Relay:
         only = () if self.quiet else None if self.only_rank is None else (self.only_rank,)
         colour = has_colour(sys.stderr, os.environ)
-        prompts = self.streams is not None and self.streams.reads_terminal
         return Relay(
             say,
             only,
             colour,
             keep_bytes,
-            as_torchrun=self.as_torchrun,
-            prompts=prompts,
-            passes_to=self.streams.passes_to if self.streams is not None else None,
-            only_local=self.only_local_ranks,
+            as_torchrun=self.streams.as_torchrun,
+            prompts=self.streams.reads_terminal,
+            passes_to=self.streams.passes_to,
+            only_local=self.streams.only_local_ranks,
         )
 
 
@@ -176,7 +171,7 @@ def prepare(
     """
     spec, resume, found = job.spec, job.resumed, None
     check_store(job.keep_at, resume)
-    if not job.output.as_torchrun:  # whose ranks have torchrun's number of threads
+    if not job.output.streams.as_torchrun:  # whose ranks have torchrun's number of threads
         machine = as_planned_for(spec, machine, resume)
     if wants_max(spec):
         found = find_run(resume).read_max_batch() if resume else None
@@ -283,9 +278,7 @@ def execute(
             tensorboard_writer()
 
     session = Session(
-        starter=replace(
-            ready, software=software_of(ready.machine), streams=output.streams, as_torchrun=output.as_torchrun
-        ),
+        starter=replace(ready, software=software_of(ready.machine), streams=output.streams),
         pools=pools,
         on_event=on_event,
         reporter=Reporter(ready.run, say, hide),

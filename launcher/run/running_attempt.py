@@ -73,6 +73,8 @@ class Streams:
     """The descriptor of the command that gets what is in the logs: stderr, unless that is a terminal; stdout
     where both are one file or pipe, or ranks can't open it."""
     reads_terminal: bool = False
+    as_torchrun: bool = False
+    """Whether the command replaces torchrun."""
     files: RankFiles | None = None
     """Where torchrun's line says that streams go."""
 
@@ -122,10 +124,8 @@ class Starter:
     machine: MachineLike
     software: Mapping[str, str] = field(default_factory=dict)
     """Versions that the launches are started with."""
-    streams: Streams | None = None
-    """As this command has them; `None`: ranks have their logs alone."""
-    as_torchrun: bool = False
-    """Whether the command replaces torchrun."""
+    streams: Streams = Streams()
+    """As this command has them."""
 
     def share_cores(self, launch: Launch) -> bool:
         """Whether this machine has more ranks than cores, which would import in turns."""
@@ -286,7 +286,7 @@ class Starter:
             ERROR_FILE: str(self.run.program_error(name, process.rank).resolve()),
         }
         planned = {**process.env, **own}
-        if self.as_torchrun:
+        if self.streams.as_torchrun:
             planned = with_torchruns_threads(planned, program.env)
         return program_env(planned, program.env)
 
@@ -381,7 +381,7 @@ class RunningAttempt:
         requests = self.starter.prepare(self.launch, self.name, rounds)
         self.record_program("start")
         entered(self.run, self.name)
-        shown = self.starter.streams.shown(requests) if self.starter.streams else ()
+        shown = self.starter.streams.shown(requests)
         own = self.own_logs()
         self.error_files = {request.rank: request.env.get(ERROR_FILE, "") for request in requests}
         self.relay.follow(own, more=[tail for tail in shown if tail.rank in own])
