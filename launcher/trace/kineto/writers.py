@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -66,7 +66,7 @@ _OLD_CATEGORIES = {"CPU functions": "cpu_op", "CUDA functions": "kernel"}
 """By the name of the process. Source: torch 1.6, `autograd/profiler.py`, `export_chrome_trace`."""
 
 
-def as_kineto(events: list[TraceEvent], writer: Writer) -> list[TraceEvent]:
+def as_kineto(events: Sequence[TraceEvent], writer: Writer) -> Sequence[TraceEvent]:
     """The events as Kineto would have written them: with categories."""
     if writer is not OLD_AUTOGRAD:
         return events

@@ -18,7 +18,7 @@ from tests.unit.trace.trace_files import Event, kernel, launch, span, step, writ
 from tests.wording import Wording
 
 
-def old_event(name: str, start_us: float, length_us: float, place: str = "CPU") -> Event:
+def old_event(name: str, start_us: float | str, length_us: float, place: str = "CPU") -> Event:
     """As torch.autograd.profiler wrote them before it used Kineto."""
     return {
         "name": name,
@@ -61,6 +61,15 @@ def test_exports_of_the_old_autograd_profiler(tmp_path: Path, wording: Wording) 
     assert [(row.name, row.device_us) for row in found.ranks[0].kernels] == own
     assert [(row.name, row.device_us) for row in found.kernels_by_shape or ()] == own
     assert [(row.kind, row.total_us) for row in found.operators or ()] == [("outside", 93.0)]
+
+
+def test_times_of_the_old_profiler_may_be_absolute(tmp_path: Path) -> None:
+    """So large that doubles don't have their nanoseconds."""
+    events = [old_event("aten::mm", f"1704161511420{us}", 40) for us in ("306.001", "366.502")]
+    text = json.dumps(events).replace('"1704161511420', "1704161511420").replace('", "dur"', ', "dur"')
+    (tmp_path / "t.json").write_text(text)
+    (rank,) = analyse_paths([tmp_path / "t.json"]).ranks
+    assert (rank.total.span_us, rank.total.compute_us) == (100.501, 80)
 
 
 def test_times_in_quotes_are_exact(tmp_path: Path, wording: Wording) -> None:
