@@ -245,12 +245,15 @@ def readable(name: str) -> str:
     """
     if not name.startswith("_Z"):
         return name
-    place, parts = 3 if name.startswith("_ZN") else 2, list[str]()
+    is_nested, parts = name.startswith("_ZN"), list[str]()
+    place = 3 if is_nested else 2
     place += len(name[place:]) - len(name[place:].lstrip("KVr"))
     while found := _LENGTH.match(name, place):
         place = found.end() + int(found[0])
         part = name[found.end() : place]
         parts.append("(anonymous namespace)" if part.startswith("_GLOBAL__N") else part)
+        if not is_nested:
+            break  # what follows are the types of its arguments
     if not parts or place > len(name):
         return name
     path, rest = "::".join(parts), name[place:]

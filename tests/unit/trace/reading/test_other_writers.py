@@ -160,6 +160,8 @@ def test_without_steps_names_are_compared_by_call(tmp_path: Path) -> None:
         ("_ZN5cudnn3ops4castI6__halffEEvPKT_PT0_", "cudnn::ops::cast<6__halffEEvPKT_PT0_>"),
         ("_ZN2at6native3addEv", "at::native::add"),
         ("_Z6kernelPf", "kernel(Pf)"),
+        ("_Z9my_kernel6float4Pf", "my_kernel(6float4Pf)"),
+        ("_Z3addIfEv6float4", "add<fEv6float4>"),
         ("_ZN12_GLOBAL__N_11fEi", "(anonymous namespace)::f(i)"),
         ("_Z99short", "_Z99short"),
         ("_Z", "_Z"),
