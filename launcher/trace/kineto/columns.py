@@ -446,13 +446,17 @@ def gpu_wait(event: TraceEvent) -> GpuWait | None:
     )
 
 
+_Plain = bool | int | float | str | None
+_ARGUMENTS = msgspec.json.Decoder(list[_Plain | list[_Plain | list[_Plain]]])
+"""Values, tensors by their sides, and lists of tensors: nothing is nested deeper."""
+
+
 def decoded(raw: bytes) -> list[Any]:
-    """A list that was kept as JSON; empty where it isn't one."""
+    """The arguments of an operator that were kept as JSON; empty where they are damaged."""
     try:
-        found = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError):
+        return _ARGUMENTS.decode(raw)
+    except msgspec.DecodeError:
         return []
-    return found if isinstance(found, list) else []
 
 
 Int32 = NDArray[np.int32]

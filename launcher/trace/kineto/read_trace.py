@@ -10,7 +10,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -64,6 +63,7 @@ from gpurun.launcher.trace.kineto.columns import (
     bounded,
     call_facts,
     comm_facts,
+    decoded,
     gpu_wait,
     needs_text,
     time_texts,
@@ -426,12 +426,7 @@ def _whole_numbers(found: list[Number], otherwise: int) -> Int64:
 
 def _tensor_bytes(args: Arguments) -> tuple[int, ...]:
     """Bytes of each tensor, or list of tensors, among the arguments of an operator."""
-    try:
-        shapes, types = msgspec.json.decode(args.dims), msgspec.json.decode(args.types)
-    except (msgspec.DecodeError, RecursionError):
-        return ()
-    if not isinstance(shapes, list) or not isinstance(types, list):
-        return ()
+    shapes, types = decoded(args.dims), decoded(args.types)
     sizes = [
         _elements(shape) * (dtype_bytes(str(dtype)) or 0) for shape, dtype in zip(shapes, types, strict=False)
     ]

@@ -287,6 +287,24 @@ def test_absurd_numbers_and_depths(tmp_path: Path) -> None:
         assert "damaged at byte" in message(tmp_path / "deep.json")
 
 
+@pytest.mark.parametrize("depth", [4, 500, 900])
+@pytest.mark.parametrize("key", ["Input Dims", "Input type", "Concrete Inputs", "Input Strides"])
+def test_arguments_that_are_nested_too_deep_are_none(tmp_path: Path, key: str, depth: int) -> None:
+    """JSON may be: as deep as Python's functions can't recurse."""
+    args: dict[str, Any] = {
+        "Input Dims": [[4, 4, 4, 4]] * 9,
+        "Input type": ["float"] * 9,
+        "Concrete Inputs": ["[1, 1]"] * 9,
+        "Input Strides": [[0, 1, 1, 1]] * 9,
+    }
+    names = ("aten::addmm", "aten::convolution", "gloo:all_reduce")
+    events = [span("cpu_op", name, 10 * i, 5, i, **args | {key: "deep"}) for i, name in enumerate(names)]
+    path = write(tmp_path / "t.json", events)
+    deep = "[" * depth + "]" * depth
+    path.write_text(path.read_text().replace('"deep"', f"[{', '.join([deep] * 9)}]"))
+    assert analyse_paths([path], None, frozenset(TABLES)).ranks
+
+
 @pytest.mark.parametrize("start", ['{"a": "', '{"traceEvents": [], "a": "', '{"traceEvents": [{"name": "'])
 def test_a_string_without_an_end_takes_no_longer_than_its_length(tmp_path: Path, start: str) -> None:
     """Tried again from each of its escaped quotes, this one would take hours."""
