@@ -22,7 +22,7 @@ from gpurun.launcher.trace.analysis.collectives.match import Collective
 from gpurun.launcher.trace.analysis.digest import Digest
 from gpurun.launcher.trace.analysis.discover import MARK, find_traces, place_for
 from gpurun.launcher.trace.kineto.classify import KERNEL_CATEGORIES, GpuKind, HostKind, gpu_kind, host_kind
-from gpurun.launcher.trace.kineto.columns import time_texts
+from gpurun.launcher.trace.kineto.columns import MAX_NS, time_texts
 from gpurun.launcher.trace.kineto.trace_file import ReadLimits, TraceBlocks, allowed_bytes, open_source
 
 RawEvent = dict[str, Any]
@@ -39,9 +39,10 @@ def merge_traces(
     """Writes all ranks in `paths` into one trace for Perfetto or chrome://tracing.
 
     Process names contain the rank, and processes are sorted by rank. All events are kept, with their times to
-    the nanosecond. With `steps`, only events that start between the begin of the first step and the end of
-    the last step's work are kept, and flow arrows within that window. An existing file at `out` is
-    replaced atomically when everything is written; a link is refused. `within`: as `find_traces` takes it.
+    the nanosecond, but those at times that no clock shows. With `steps`, only events that start between the
+    begin of the first step and the end of the last step's work are kept, and flow arrows within that window.
+    An existing file at `out` is replaced atomically when everything is written; a link is refused. `within`:
+    as `find_traces` takes it.
 
     Raises:
         SpecError: `out` can't be a file, or is one of the traces to merge.
@@ -151,9 +152,12 @@ class _Mover:
         return [each for event, new in moved for each in self._whole_arrows(event, new)]
 
     def _is_kept(self, event: RawEvent, ts_ns: int | None) -> bool:
-        if self.window_ns is None or event.get("ph") == "M":
+        if event.get("ph") == "M":
             return True
-        return ts_ns is not None and self.window_ns[0] <= ts_ns < self.window_ns[1]
+        if ts_ns is None:
+            return self.window_ns is None
+        first_ns, end_ns = self.window_ns or (-MAX_NS - self.since_base_ns, MAX_NS - self.since_base_ns)
+        return first_ns <= ts_ns < end_ns
 
     def _whole_arrows(self, event: RawEvent, moved: RawEvent) -> list[RawEvent]:
         """The event itself; for an arrow both ends, once both are known."""

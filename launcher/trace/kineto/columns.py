@@ -32,6 +32,8 @@ MAX_NS = (1 << 62) - 1
 
 MAX_DIGITS = 18
 """Longer numbers can't fit into 64 bits."""
+_FAR_US = Decimal(10) ** 20
+"""Stands for all later times: no column holds it, whatever the base."""
 
 Text = str | int | None
 Number = int | str | None
@@ -135,10 +137,13 @@ def time_texts(block: bytes) -> list[tuple[int | None, int | None]]:
 
 def _text_ns(raw: msgspec.Raw) -> int | None:
     text = bytes(raw).strip(b'"')  # torch_npu writes times as text
-    if text.isdigit():
+    if len(text) <= MAX_DIGITS and text.isdigit():
         return int(text) * 1000
     try:
-        return round(Decimal(text.decode()) * 1000)
+        time_us = Decimal(text.decode())
+        if time_us.adjusted() >= _FAR_US.adjusted() and time_us:
+            time_us = _FAR_US.copy_sign(time_us)
+        return round(time_us * 1000)
     except (ArithmeticError, ValueError):
         return None
 

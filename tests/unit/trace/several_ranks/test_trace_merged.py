@@ -102,3 +102,16 @@ def test_only_the_steps_that_were_asked_for(capture: Path, tmp_path: Path) -> No
     assert sorted(phase for phase, _ in ends) == ["f", "f", "s", "s"]  # none without its other end
     whole = analyse_paths([capture], slice(1, 2))
     assert [rank.steps[0].step for rank in whole.ranks] == [1, 1]
+
+
+@pytest.mark.parametrize("time", ['"1e400"', f'"{"9" * 5000}"', "1e300"])
+def test_events_at_times_that_no_clock_shows_are_left_out(capture: Path, tmp_path: Path, time: str) -> None:
+    """As they are in the analysis."""
+    path = capture / "r0.json"
+    begin, event = '"traceEvents": [', json.dumps(span("cpu_op", "f", 0, 1))
+    text = path.read_text().replace(begin, f"{begin}{event}, ")
+    path.write_text(text.replace('"ts": 0, "dur": 1,', f'"ts": {time}, "dur": 1,'))
+    merge_traces([capture], tmp_path / "all.json.gz")
+    events = load(tmp_path / "all.json.gz")["traceEvents"]
+    check(events)
+    assert "f" not in {event["name"] for event in events}
