@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence, Set
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -123,11 +123,12 @@ def _run(shares: Sequence[FileShare]) -> Iterator[tuple[FileShare, list[Read]]]:
 
 
 def _start(share: FileShare, answer: IO[bytes]) -> subprocess.Popen[bytes]:
+    """If it ends before it has read its order, its exit status says so."""
     process = subprocess.Popen(
         helper_argv("gpurun.launcher.trace.parallel:serve"), stdin=subprocess.PIPE, stdout=answer
     )
     assert process.stdin is not None
-    with process.stdin as order:
+    with suppress(BrokenPipeError), process.stdin as order:
         pickle.dump(share, order)
     return process
 

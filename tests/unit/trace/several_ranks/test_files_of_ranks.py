@@ -281,3 +281,11 @@ def test_such_a_process_gets_what_others_leave(monkeypatch: pytest.MonkeyPatch) 
     parallel.serve()
     assert yielded == [0]
     assert pickle.loads(answer.getvalue()) == []
+
+
+def test_a_process_that_ends_before_it_reads_its_order_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its order is longer than what a pipe holds."""
+    monkeypatch.setattr(parallel, "helper_argv", lambda _: ["false"])
+    share = parallel.FileShare(tuple(Path(f"{i:0100}") for i in range(10_000)), None, frozenset(), 0)
+    with pytest.raises(TraceError, match="ended with 1"):
+        list(parallel._run([share]))
