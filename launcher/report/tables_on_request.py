@@ -344,15 +344,15 @@ def _doubt(report: TraceReport) -> Iterator[str]:
 
 
 def _parts(path: CriticalPath, time: FigureColumn[PathPart], words: Mapping[str, str]) -> ShownTable:
-    title = "critical path over all ranks"
-    shown = whole_parts([each.path_us for each in path.parts], path.length_us)
+    title, length_us = "critical path over all ranks", round(path.length_us)
+    shown = whole_parts([each.path_us for each in path.parts], length_us)
     parts = [replace(each, path_us=us) for each, us in zip(path.parts, shown, strict=True)]
     tenths = whole_parts([1000 * each.path_us / path.length_us for each in path.parts])
     percents = {each.part: tenth / 10 for each, tenth in zip(path.parts, tenths, strict=True)}
     share = FigureColumn[PathPart]("% of path", lambda row: percents[row.part], _one_decimal)
     some = [each for each in parts if max(each.path_us, each.gain_us or 0.0) >= _NOTHING_US]
     table = _table((time, share, _GAIN), title, some, lambda row: words[row.part])
-    whole = (Cell(us_in_ms(path.length_us), path.length_us), Cell("100", 100.0), Cell("", None))
+    whole = (Cell(us_in_ms(length_us), length_us), Cell("100", 100.0), Cell("", None))
     total = ShownRow(whole, _whole(path), is_total=True)
     return ShownTable(table.titles, table.name_title, (*table.rows, total))
 

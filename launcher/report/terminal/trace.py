@@ -172,9 +172,11 @@ def _table(
 def _in_whole_us(each: Breakdown) -> Breakdown:
     """As it is shown: the parts add up to the span in the last digit, too."""
     parts = (each.compute_us, each.exposed_comm_us, each.exposed_memcpy_us, each.other_steps_us, each.idle_us)
-    compute, exposed, copies, other, idle = whole_parts(parts, each.span_us)
+    span = round(each.span_us)
+    compute, exposed, copies, other, idle = whole_parts(parts, span)
     return replace(
         each,
+        span_us=span,
         compute_us=compute,
         exposed_comm_us=exposed,
         exposed_memcpy_us=copies,

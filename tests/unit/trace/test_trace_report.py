@@ -11,7 +11,7 @@ import pytest
 
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.report.terminal.changes import render_trace_diff
-from gpurun.launcher.report.terminal.trace import render_trace
+from gpurun.launcher.report.terminal.trace import render_tables, render_trace
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.analysis.discover import is_merged
 from gpurun.launcher.trace.diff import Change, TraceDiff, diff_traces
@@ -440,6 +440,16 @@ def test_the_columns_of_a_step_add_up_at_every_width(tmp_path: Path, width: int)
             for name in ("span", "compute", "exposed", "copies", "other", "idle")
         )
         assert sum(parts) == pytest.approx(span_ms, abs=0.0025)
+
+
+def test_a_span_of_half_a_microsecond_is_rounded_as_its_parts(tmp_path: Path) -> None:
+    path = write(tmp_path / "rank0.json", [span("cpu_op", "aten::mm", 0, 2.5)])
+    report = analyse_paths([path], None, frozenset({"critical-path"}))
+    (row,) = (line.split() for line in render_trace(report, 100).splitlines() if line.startswith("   0 "))
+    assert row[:3] == ["0", "0.002", "0.002"]
+    shown = [line.split() for line in render_tables(report, ("critical-path",), 100).splitlines()]
+    parts = [line[0] for line in shown if line[1:] and line[-1] in ("compute", "all")]
+    assert parts == ["0.002", "0.002"]
 
 
 @pytest.mark.parametrize(("alone", "rate"), [(0, "0.80"), (1, "0.80"), (9, "-")])
