@@ -406,7 +406,7 @@ MAX_NS = 1 << 53
 _DATA_PARALLEL = re.compile(r"DistributedDataParallel\.forward|FSDP::|torch\.distributed\.ddp\.reducer")
 """Names of ranges and operators that torch's DDP and FSDP leave."""
 _DIGITS = re.compile(r"[0-9]{1,10}")
-"""A rank that its writer copied from the environment as text."""
+"""A number that its writer gave as text: a rank from the environment, a device."""
 
 
 @dataclass(frozen=True)
@@ -534,9 +534,9 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
     shown = everything(trace) if whole else in_steps
     names = _names(trace, work, [shown, in_steps] if whole and kept and not in_steps.is_all else [shown])
     on_gpu = len(trace.gpu) > 0
-    device = _device(trace, on_gpu)
     once = one_off_work(trace, host)
     picture = _GpuPicture(trace, work, once) if on_gpu else _CpuPicture(trace, once)
+    device = _device(trace, picture)
     total = picture.total(shown.gpu, [all_steps[i] for i in kept], whole)
     scopes = tuple(picture.step(all_steps[i], i) for i in kept)
     collectives = local_collectives(trace, work, host)
@@ -927,20 +927,21 @@ def _facts(trace: Trace) -> RankFacts | None:
     return found if 0 <= found.samples < MAX_SAMPLES and are_times else None
 
 
-def _device(trace: Trace, on_gpu: bool) -> str:
-    """The name of the device that the work ran on, from the trace."""
-    if not on_gpu:
+def _device(trace: Trace, picture: _GpuPicture | _CpuPicture) -> str:
+    """The name of the device that most of the work ran on; the trace may list others too."""
+    if isinstance(picture, _CpuPicture):
         others = devices_not_read(trace.writer, trace.other_categories)
         if trace.cut is not None:
             return "CPU (cut off)"
         if others:
             return f"CPU ({', '.join(others)} not read)"
         return "CPU (GPU not recorded)" if _gives_work(trace) else "CPU"
-    devices = trace.header.get("deviceProperties")
-    for device in devices if isinstance(devices, list) else []:
-        if isinstance(device, dict) and isinstance(device.get("name"), str) and device["name"]:
-            return str(device["name"])
-    return "GPU"
+    listed, busiest = trace.header.get("deviceProperties"), picture.devices.names[0]
+    devices = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+    named = [each for each in devices if isinstance(each.get("name"), str) and each["name"]]
+    ids = (busiest, int(busiest)) if _DIGITS.fullmatch(busiest) else (busiest,)
+    own = [each for each in named if each.get("id") in ids]
+    return str((own or named)[0]["name"]) if named else "GPU"
 
 
 def _gives_work(trace: Trace) -> bool:

@@ -335,6 +335,20 @@ def test_a_touch_of_another_device_makes_no_second_one(tmp_path: Path, wording: 
     wording(trace_notes(report))
 
 
+def test_the_name_of_a_rank_is_that_of_its_device(tmp_path: Path) -> None:
+    """Each trace lists all devices of its machine, by numbers or numbers in quotes."""
+    listed = [
+        {"id": 0, "name": "V100"},
+        {"id": "1", "name": "A100"},
+        {"id": 2, "name": "H100"},
+        {"name": "?"},
+    ]
+    for device, name in ((0, "V100"), (1, "A100"), (2, "H100"), (3, "V100")):
+        file = write(tmp_path / f"{device}.json", [on_device(device, 0, 10)], deviceProperties=listed)
+        (rank,) = analyse_paths([file]).ranks
+        assert rank.device == name
+
+
 # Working through a trace in stretches changes its memory, and no figure
 
 
