@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import stat
@@ -105,20 +104,19 @@ def _look_into(directory: Path, within: Sequence[Path], files: list[Path], notes
     for path in sorted(_everything_in(directory)):
         if not path.name.endswith(SUFFIXES) or path.name.startswith(".") or _is_own(path, within):
             continue
-        if _leads_out(path, within):
+        try:  # what counts is where it is when it is opened
+            place = real_path(path)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            notes.append(noticed("not-read", why=f"{path}: {error.strerror}"))
+            continue
+        if not any(map(place.is_relative_to, within)):
             notes.append(noticed("link-not-followed", file=str(path)))
         elif path.is_file() and is_merged(path, within):
             notes.append(noticed("merged", file=str(path)))
         elif path.is_file():
             files.append(path)
-
-
-def _leads_out(path: Path, within: Sequence[Path]) -> bool:
-    """Whether it is elsewhere, or nothing can be there; what counts is where it is when it is opened."""
-    try:
-        return not any(map(real_path(path).is_relative_to, within))
-    except OSError as error:
-        return error.errno != errno.ENOENT
 
 
 def _everything_in(directory: Path) -> Iterator[Path]:

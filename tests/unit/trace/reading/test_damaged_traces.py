@@ -1,5 +1,6 @@
 """Files that end early, hold nonsense, or aren't traces."""
 
+import errno
 import gzip
 import inspect
 import json
@@ -18,7 +19,9 @@ import pytest
 
 from gpurun.launcher.errors import GpurunError, TraceError
 from gpurun.launcher.report.terminal.trace import render_tables, render_trace
+from gpurun.launcher.rundir.paths import real_path
 from gpurun.launcher.trace import parallel
+from gpurun.launcher.trace.analysis import discover
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.analysis.discover import find_traces
 from gpurun.launcher.trace.kineto import columns as trace_events
@@ -218,6 +221,23 @@ def test_links_out_of_the_directory_are_not_followed(tmp_path: Path, wording: Wo
     report = analyse_paths([directory])
     assert [rank.rank for rank in report.ranks] == [0]
     wording(trace_notes(report))
+
+
+def test_a_path_that_cannot_be_read_is_no_link_out_of_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
+    def place_of(path: Path) -> Path:
+        if path.name == "rank2.json":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real_path(path)
+
+    write(tmp_path / "rank0.json", [kernel("k", 1, 1)])
+    (tmp_path / "rank1.json").symlink_to("rank1.json")
+    write(tmp_path / "rank2.json", [kernel("k", 1, 1)])
+    monkeypatch.setattr(discover, "real_path", place_of)
+    report = analyse_paths([tmp_path])
+    assert [rank.rank for rank in report.ranks] == [0]
+    wording([each.replace(str(tmp_path), "TMP") for each in trace_notes(report)])
 
 
 def test_directories_may_be_deeper_than_python_recurses(tmp_path: Path) -> None:
