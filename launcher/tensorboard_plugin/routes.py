@@ -254,9 +254,10 @@ def table_of(server: TabServer, query: Query, index: Index, wanted: Table | None
     def report(key: str, index: Index) -> TraceReport | Answer:
         """A report with the table, or how far it is. Two variants are compared with all ranks and steps."""
         traces = server.traces(query, key)
-        ranks = {rank.rank for rank in index.header.ranks}
-        steps = {step.step for rank in index.header.ranks for step in rank.steps}
-        chosen = TableRequest(name, query.one_of("rank", ranks), query.one_of("step", steps))
+        rank = query.one_of("rank", {each.rank for each in index.header.ranks})
+        mine = (each for each in index.header.ranks if rank in (None, each.rank))
+        steps = {step.step for each in mine for step in each.steps}
+        chosen = TableRequest(name, rank, query.one_of("step", steps))
         return made(server, traces, index, TableRequest(name, None, None) if is_compared else chosen)
 
     against: tuple[str, TraceReport] | None = None

@@ -179,17 +179,27 @@ def combine(reads: Sequence[Read], notes: Sequence[Finding] = (), searched: Sequ
         texts = (each.text for each in notes)
         raise TraceError("\n".join(["none of the traces can be analysed:", *texts, HOW_TO_TRACE]))
     job = of_one_job(read, searched)
-    digests = job.digests
-    if digests[0].window is not None and not any(digest.steps for digest in digests):
-        found = (digest.recorded.text for digest in digests)
-        raise SpecError("\n".join(["no trace has the steps that --steps asks for:", *found]))
+    digests, without = _with_chosen_steps(job.digests)
     ranked = assign_ranks(digests)
     matched = match([_collectives_of(rank, digest) for rank, digest in ranked.digests])
     of_files = (note for _, digest in ranked.digests for note in digest.notes)
-    notes = (*notes, *job.notes, *ranked.notes, *of_files)
+    notes = (*notes, *job.notes, *without, *ranked.notes, *of_files)
     notes = (*notes, *_doubts(ranked, matched), *_clock_notes(matched))
     report = _with_tables(_report(ranked, matched, notes), ranked.digests, matched)
     return Analysis(report, ranked, matched)
+
+
+def _with_chosen_steps(digests: Sequence[Digest]) -> tuple[Sequence[Digest], Sequence[Finding]]:
+    """The traces that have any of the chosen steps, and what the others have; all where none were chosen.
+
+    Raises:
+        SpecError: none has any of them.
+    """
+    kept = [each for each in digests if each.steps or each.window is None]
+    if not kept:
+        found = (each.recorded.text for each in digests)
+        raise SpecError("\n".join(["no trace has the steps that --steps asks for:", *found]))
+    return kept, [each.recorded for each in digests if each not in kept]
 
 
 def _collectives_of(rank: int, digest: Digest) -> RankCollectives:

@@ -466,6 +466,8 @@ class Digest:
     rank: int | None
     world_size: int | None
     device: str
+    extent: tuple[int, int]
+    """From the first to the last work in the file, whichever steps were chosen."""
     total: Scope
     steps: tuple[Scope, ...]
     collectives: tuple[LocalCollective, ...]
@@ -553,6 +555,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
         rank=_info(trace, "rank"),
         world_size=_info(trace, "world_size"),
         device=device,
+        extent=picture.extent(all_steps),
         total=total,
         steps=scopes,
         collectives=tuple(each for each in collectives if whole or each.step in kept),
@@ -562,7 +565,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
         names=names[0],
         step_names=names[-1],
         replayed=ReplayedSteps(tuple(x.number for x in own_steps), tasks) if tasks and not why else why,
-        notes=(*notes, *(() if whole or kept else (recorded,))),
+        notes=tuple(notes),
         recorded=recorded,
         wraps_data_parallel=any(map(_DATA_PARALLEL.match, (*trace.annotation_names, *trace.op_names))),
         is_cut=trace.cut is not None,
@@ -774,6 +777,11 @@ class _GpuPicture:
         """The operator or annotation that holds up launches for most of that time of the window."""
         return self.holding.most_of(of_launches, window.subtract(of_launches))
 
+    def extent(self, steps: list[Step]) -> tuple[int, int]:
+        """From the start of the first to the end of the last work; no step matters."""
+        gpu = self.trace.gpu
+        return int(gpu.start.min()), int(gpu.end.max())
+
     def total(self, mask: Mask, steps: list[Step], whole: bool) -> Scope:
         chosen = np.flatnonzero(mask)
         if not len(chosen):
@@ -866,13 +874,12 @@ class _CpuPicture:
     def computes_in(self, of_launches: Intervals) -> None:
         """None, for the same reason."""
 
+    def extent(self, steps: list[Step]) -> tuple[int, int]:
+        """From the start of the first to the end of the last of these steps and of what is recorded."""
+        return _bounds(steps, self.activity.busy)
+
     def total(self, mask: Mask, steps: list[Step], whole: bool) -> Scope:
-        starts, ends = [step.start_ns for step in steps], [step.end_ns for step in steps]
-        busy = self.activity.busy
-        if whole and len(busy.starts):
-            starts.append(int(busy.starts[0]))
-            ends.append(int(busy.ends[-1]))
-        return self._scope(None, None, (min(starts, default=0), max(ends, default=0)))
+        return self._scope(None, None, _bounds(steps, self.activity.busy if whole else EMPTY))
 
     def step(self, step: Step, position: int) -> Scope:
         return self._scope(step.number, position, (step.start_ns, step.end_ns))
@@ -880,6 +887,13 @@ class _CpuPicture:
     def _scope(self, number: int | None, position: int | None, window: tuple[int, int]) -> Scope:
         divided = measure(self.activity, *window, self.waits, None)
         return Scope(number, position, divided, 0, None, None)
+
+
+def _bounds(steps: list[Step], busy: Intervals) -> tuple[int, int]:
+    """The first start and the last end."""
+    starts = [*(step.start_ns for step in steps), *busy.starts[:1].tolist()]
+    ends = [*(step.end_ns for step in steps), *busy.ends[-1:].tolist()]
+    return min(starts, default=0), max(ends, default=0)
 
 
 MAX_CALLS = 20_000

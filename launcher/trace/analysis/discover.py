@@ -258,11 +258,11 @@ def _assumed(case: str, found: Mapping[int, Digest], num_files: int | None = Non
 
 
 def _begin_ns(digest: Digest) -> int:
-    return digest.base_ns + digest.total.measure.start
+    return digest.base_ns + digest.extent[0]
 
 
 def _end_ns(digest: Digest) -> int:
-    return digest.base_ns + digest.total.measure.end
+    return digest.base_ns + digest.extent[1]
 
 
 def _processes(digests: Sequence[Digest]) -> list[list[Digest]]:

@@ -31,7 +31,7 @@ from gpurun.launcher.tensorboard_plugin.logdir import (
     status,
 )
 from gpurun.launcher.tensorboard_plugin.plugin import GpurunPlugin
-from gpurun.launcher.tensorboard_plugin.routes import ROUTES, Query, RequestRefused, TabServer
+from gpurun.launcher.tensorboard_plugin.routes import ROUTES, Query, RequestRefused, TabServer, table_of
 from gpurun.launcher.tensorboard_plugin.timeline import index_store
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces, find, home_of, making
 from gpurun.launcher.tensorboard_plugin.view import is_empty
@@ -334,6 +334,15 @@ def test_what_a_window_may_not_ask_is_refused(key: str, value: str) -> None:
         query.stretch()
         query.whole("width_px", 16, 8192)
         query.lanes(5)
+
+
+def test_a_rank_without_a_step_has_no_table_of_it() -> None:
+    ranks = [Mock(rank=rank, steps=[Mock(step=step)]) for rank, step in ((0, 4), (1, 5))]
+    index = Mock(header=Mock(ranks=ranks))
+    for rank in (0, 1):
+        with pytest.raises(RequestRefused, match=f"there is no step {5 - rank}"):
+            table_of(Mock(), Query(Arguments(rank=str(rank), step=str(5 - rank))), index, "kernels")
+    assert table_of(Mock(), Query(Arguments(rank="1", step="5")), index, "kernels")
 
 
 def damage(logdir: Path) -> None:

@@ -214,6 +214,37 @@ def test_what_never_overlapped_is_of_one_capture_if_clocks_may_differ(
     assert report.findings[0].figures.get("num_left_out") == (1 if num_ranks == 1 else None)
 
 
+def test_of_several_captures_those_with_the_chosen_steps_are_shown(tmp_path: Path, wording: Wording) -> None:
+    """Though later ones have as many ranks."""
+    for capture, first_step in enumerate((2, 12)):
+        for rank in (0, 1):
+            path = tmp_path / f"{capture}_{rank}.json"
+            stepping(path, 1_000 * capture, 100, first_step, rank, gpurunClock="same")
+    report = analyse_paths([tmp_path], slice(2, 5), frozenset({"critical-path"}))
+    assert [Path(rank.files[0]).stem for rank in report.ranks] == ["0_0", "0_1"]
+    assert [[each.step for each in rank.steps] for rank in report.ranks] == [[2, 3, 4]] * 2
+    assert report.critical_path is not None
+    assert report.critical_path.num_steps == 3
+    wording(trace_notes(report))
+
+
+def test_a_rank_without_the_chosen_steps_is_left_out(tmp_path: Path, wording: Wording) -> None:
+    """By one clock, at the same time."""
+    for rank, first_step in ((0, 4), (1, 5)):
+        stepping(tmp_path / f"rank{rank}.json", 0, 100, first_step, rank, gpurunClock="same")
+    report = analyse_paths([tmp_path], slice(4, 5))
+    assert [rank.rank for rank in report.ranks] == [0]
+    wording(trace_notes(report))
+
+
+def test_a_rank_that_is_steps_behind_is_of_the_same_capture(tmp_path: Path) -> None:
+    """By one clock, its chosen step is over before the other's begins."""
+    for rank in (0, 1):
+        stepping(tmp_path / f"rank{rank}.json", 150 * rank, 100, 4, rank, gpurunClock="same")
+    report = analyse_paths([tmp_path], slice(4, 5))
+    assert [rank.rank for rank in report.ranks] == [0, 1]
+
+
 def test_a_copy_and_another_trace_of_the_same_rank_are_called_so(tmp_path: Path, wording: Wording) -> None:
     """The second job writes the ranks of the first one while that runs."""
     write_capture(tmp_path / "a.json", 0, 70, **rank_info(0, 2))
