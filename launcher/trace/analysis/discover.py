@@ -287,12 +287,16 @@ def _are_apart(digests: Sequence[Digest]) -> bool:
 
 
 def _one_capture(of_rank: Mapping[int, Sequence[Digest]]) -> dict[int, Digest]:
-    """The newest capture that has all ranks; else, of those with most ranks, the newest."""
+    """The newest capture that has all ranks; else, of those with most ranks, the newest.
+
+    Of captures that don't state how many ranks there are, those with most ranks may have all.
+    """
     newest = {rank: found[-1] for rank, found in of_rank.items()}
     within_ns = NEAR_NS if all(len(found) == 1 for found in of_rank.values()) else CLOCKS_NS
     if len({len(found) for found in of_rank.values()}) == 1 and _are_near([*newest.values()], within_ns):
         return newest
     best: dict[int, Digest] = {}
+    of_any_size: dict[int, Digest] = {}
     tried: set[int] = set()
     every = ((rank, each) for rank, found in of_rank.items() for each in found)
     for rank, last in sorted(every, key=lambda item: -_end_ns(item[1])):
@@ -305,10 +309,13 @@ def _one_capture(of_rank: Mapping[int, Sequence[Digest]]) -> dict[int, Digest]:
             if _are_near([last, each], within_ns) and _nearest(of_rank[rank], each) is last
         }
         tried |= set(map(id, found.values()))
+        size = max((each.world_size or 0 for each in found.values()), default=0)
         if len(found) > len(best):
             best = found
-        if len(found) == (last.world_size or len(of_rank)):
-            return found
+        if not size and len(found) > len(of_any_size):
+            of_any_size = found
+        if len(found) == (size or len(of_rank)):
+            return of_any_size or found
     return best
 
 

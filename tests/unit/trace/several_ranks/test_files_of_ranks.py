@@ -303,6 +303,16 @@ def test_the_ranks_of_the_job_that_is_shown_are_counted_from_0(tmp_path: Path) -
     assert (rank.rank, Path(rank.files[0]).name) == (0, "b.json")
 
 
+@pytest.mark.parametrize("newest", [["b"], ["b", "c"], ["b", "a2"]])
+def test_a_job_that_states_no_number_of_ranks_may_be_the_newest(tmp_path: Path, newest: list[str]) -> None:
+    """An older one has all of its ranks. Programs of their own follow each other by an hour."""
+    write_capture(tmp_path / "a.json", 0, 70, **rank_info(0, 1))
+    for i, name in enumerate(newest):
+        write_capture(tmp_path / f"{name}.json", DAY_US + i * 3_600e6, 71 + i)
+    (rank,) = analyse_paths([tmp_path]).ranks
+    assert (rank.rank, Path(rank.files[0]).stem) == (0, newest[-1])
+
+
 def test_such_a_process_gets_what_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     order = io.BytesIO(pickle.dumps(parallel.FileShare((), None, frozenset(), 0)))
     answer, yielded = io.BytesIO(), []
