@@ -16,6 +16,7 @@ import msgspec
 
 from gpurun.launcher.errors import SpecError, TraceError, no_directory
 from gpurun.launcher.findings.finding import Finding, noticed
+from gpurun.launcher.grouping import grouped
 from gpurun.launcher.rundir.paths import places_of, real_path
 from gpurun.launcher.rundir.store import source_of
 from gpurun.launcher.trace.analysis.digest import Digest
@@ -220,14 +221,17 @@ class Ranked:
 def assign_ranks(digests: Sequence[Digest]) -> Ranked:
     """The rank of each trace of one capture.
 
-    In this order of trust: the rank that the trace states; the one in the name of its file or directory; one
-    process, by its name or number, that was traced several times, one after the other. What is left are ranks
-    by their place. Of several captures, or jobs, the newest that has all ranks counts.
+    In this order of trust: the rank that the trace states; the one in the name of its file or directory,
+    unless several processes share it; one process, by its name or number, that was traced several times, one
+    after the other. What is left are ranks by their place. Of several captures, or jobs, the newest that has
+    all ranks counts.
     """
+    alike = grouped((each for each in digests if each.rank is None), _stated_rank)
+    shared = {each for found in alike.values() if _are_of_processes(found) for each in found}
     stated: dict[int, list[Digest]] = {}
     nameless: list[Digest] = []
     for digest in digests:
-        rank = _stated_rank(digest)
+        rank = None if digest in shared else _stated_rank(digest)
         if rank is None:
             nameless.append(digest)
         else:
@@ -263,6 +267,15 @@ def _begin_ns(digest: Digest) -> int:
 
 def _end_ns(digest: Digest) -> int:
     return digest.base_ns + digest.extent[1]
+
+
+def _are_of_processes(digests: Sequence[Digest]) -> bool:
+    """Whether several processes were traced at the same time; a number that they share is their node's."""
+    ordered = sorted(digests, key=_begin_ns)
+    return any(
+        _begin_ns(later) < _end_ns(earlier) and len({earlier.process, later.process} - {None}) > 1
+        for earlier, later in pairwise(ordered)
+    )
 
 
 def _processes(digests: Sequence[Digest]) -> list[list[Digest]]:

@@ -313,6 +313,21 @@ def test_a_job_that_states_no_number_of_ranks_may_be_the_newest(tmp_path: Path, 
     assert (rank.rank, Path(rank.files[0]).stem) == (0, newest[-1])
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_number_that_processes_share_is_no_rank(tmp_path: Path, at_once: bool, wording: Wording) -> None:
+    """A pod that is called worker-0 runs three ranks; or a job runs there after the other."""
+    for process in (101, 102, 103):
+        for capture in range(2):
+            name = f"job-worker-0_{process}.170000000000000000{capture}.pt.trace.json"
+            begin_us = 1_000 * capture + (process - 101) * (10 if at_once else DAY_US)
+            write_capture(tmp_path / name, begin_us, process)
+    report = analyse_paths([tmp_path])
+    found = [(rank.rank, Path(rank.files[0]).name.split(".")[:2]) for rank in report.ranks]
+    shown = enumerate((101, 102, 103)) if at_once else [(0, 103)]
+    assert found == [(rank, [f"job-worker-0_{process}", "1700000000000000001"]) for rank, process in shown]
+    wording([each.replace(str(tmp_path), "TMP") for each in trace_notes(report)])
+
+
 def test_such_a_process_gets_what_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     order = io.BytesIO(pickle.dumps(parallel.FileShare((), None, frozenset(), 0)))
     answer, yielded = io.BytesIO(), []
