@@ -243,12 +243,13 @@ def assign_ranks(digests: Sequence[Digest]) -> Ranked:
     taken = shown.keys() & stated.keys()
     free = (number for number in range(len(digests) + len(stated)) if number not in taken)
     chosen = {rank if rank in taken else next(free): shown[rank] for rank in sorted(shown)}
+    numbers = {rank: rank for rank in stated} | dict(zip(sorted(shown), chosen, strict=True))
     by_name = {rank: chosen[rank] for rank in sorted(taken) if chosen[rank].rank is None}
     assumed = {rank: each for rank, each in chosen.items() if rank not in taken}
     notes = [
         *_assumed("rank-by-name", by_name),
         *_assumed("rank-by-place", assumed, len(digests) if len(of_rank) > 1 else None),
-        *_left_out(of_rank, shown),
+        *_left_out(of_rank, shown, numbers),
     ]
     return Ranked(tuple(sorted(chosen.items(), key=lambda item: item[0])), tuple(notes))
 
@@ -379,8 +380,13 @@ def _may_be_together(first: Digest, other: Digest) -> bool:
     return max(apart) - min(apart) <= SAME_PACE * max(lengths) / (len(common) - 1)
 
 
-def _left_out(of_rank: Mapping[int, Sequence[Digest]], chosen: Mapping[int, Digest]) -> Iterator[Finding]:
-    """Notes on copies, other captures of the same processes, others of the same rank, and other jobs."""
+def _left_out(
+    of_rank: Mapping[int, Sequence[Digest]], chosen: Mapping[int, Digest], numbers: Mapping[int, int]
+) -> Iterator[Finding]:
+    """Notes on copies, other captures of the same processes, others of the same rank, and other jobs.
+
+    `numbers`: the ranks as they are shown; a rank by place that isn't shown has none.
+    """
     parts: dict[str, list[tuple[int, Digest]]] = {case: [] for case in LEFT_OUT}
     for rank, found in of_rank.items():
         shown = chosen.get(rank)
@@ -389,12 +395,12 @@ def _left_out(of_rank: Mapping[int, Sequence[Digest]], chosen: Mapping[int, Dige
                 parts["jobs-apart" if shown is None else _why_left_out(each, shown)].append((rank, each))
     for case, others in parts.items():
         if others:
-            ranks = sorted({rank for rank, _ in others})
+            ranks = sorted({numbers[rank] for rank, _ in others if rank in numbers})
             files = [str(each.path) for _, each in others]
             yield noticed(
                 case,
                 ranks=ranks,
-                who=ranks_text(ranks),
+                who=ranks_text(ranks) if ranks else None,
                 num_captures=len(files),
                 files=first_of(files, MAX_LISTED),
             )

@@ -328,6 +328,17 @@ def test_a_number_that_processes_share_is_no_rank(tmp_path: Path, at_once: bool,
     wording([each.replace(str(tmp_path), "TMP") for each in trace_notes(report)])
 
 
+def test_what_is_left_out_is_of_a_rank_as_it_is_shown(tmp_path: Path, wording: Wording) -> None:
+    """The newest program was traced twice, and another one before it."""
+    for name, minute, process in (("bert", 0, 70), ("vit_1", 60, 71), ("vit_2", 120, 71)):
+        write_capture(tmp_path / f"{name}.json", minute * 60e6, process)
+    report = analyse_paths([tmp_path])
+    assert [(rank.rank, Path(rank.files[0]).stem) for rank in report.ranks] == [(0, "vit_2")]
+    ranks = {each.figures.get("case"): each.ranks for each in report.findings}
+    assert (ranks["captures"], ranks["jobs-apart"]) == ((0,), ())
+    wording([each.replace(str(tmp_path), "TMP") for each in trace_notes(report)])
+
+
 def test_such_a_process_gets_what_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     order = io.BytesIO(pickle.dumps(parallel.FileShare((), None, frozenset(), 0)))
     answer, yielded = io.BytesIO(), []
