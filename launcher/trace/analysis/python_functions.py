@@ -90,8 +90,8 @@ class LoopFunctions:
         if not len(trace.gpu):
             by, weights = trace.ops.thread, trace.ops.duration
         amounts = np.bincount(by, weights, minlength=len(trace.threads))[threads]
-        mine = trace.functions.thread == threads[amounts.argmax()] if amounts.any() else []
-        return LoopFunctions(trace.functions.where(np.asarray(mine, dtype=bool)), trace.function_names)
+        mine = (trace.functions.thread == threads[amounts.argmax()]) & amounts.any()
+        return LoopFunctions(trace.functions.where(mine), trace.function_names)
 
     def around(self, parts: Mapping[str, Intervals], window: Intervals) -> dict[str, str]:
         """The innermost function around most of each part of a window, where there is one."""
