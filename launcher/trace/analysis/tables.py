@@ -444,3 +444,12 @@ def _free(columns: Sequence[Timed], wanted: Int64) -> Int64:
             covered = covered.join(column.covered)
     place = np.unique(np.searchsorted(covered.starts, wanted))
     return covered.starts[place[place < len(covered.starts)]]
+
+
+def nestings(trace: Trace) -> Iterator[tuple[Stretch, Int64, Nesting]]:
+    """Stretches of time, with the positions of the operators in each and how they are nested."""
+    for stretch in stretches(trace.ops):
+        inside = stretch.holds(trace.ops.start)
+        nesting = nest(trace.ops.where(inside))
+        if nesting is not None:
+            yield stretch, np.flatnonzero(inside), nesting

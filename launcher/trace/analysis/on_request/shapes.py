@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from gpurun.launcher.machine.accelerators import peak_gb_per_s, peak_tflop_per_s
 from gpurun.launcher.trace.analysis.steps import Launched
-from gpurun.launcher.trace.analysis.tables import Selection, compute_ops, nest, stretches, work_ns
+from gpurun.launcher.trace.analysis.tables import Selection, compute_ops, nestings, work_ns
 from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.classify import GpuKind, dtype_bytes
 from gpurun.launcher.trace.kineto.columns import NO_SHAPES, OpArguments, Trace, decoded
@@ -74,13 +74,10 @@ def launching_ops(trace: Trace, work: Launched) -> Int64:
     known = np.flatnonzero(work.is_known)
     calls = work.call[known]
     threads, times = trace.launches.thread[calls], trace.launches.start[calls]
-    for stretch in stretches(trace.ops):
-        inside = np.flatnonzero(stretch.holds(trace.ops.start))
-        nesting = nest(trace.ops.where(stretch.holds(trace.ops.start)))
+    for stretch, inside, nesting in nestings(trace) if len(known) else ():
         asked = np.flatnonzero(stretch.holds(times))
-        if nesting is not None and len(asked):
-            place = nesting.innermost(threads[asked], times[asked])
-            found[known[asked[place >= 0]]] = inside[place[place >= 0]]
+        place = nesting.innermost(threads[asked], times[asked])
+        found[known[asked[place >= 0]]] = inside[place[place >= 0]]
     return found
 
 
@@ -117,11 +114,8 @@ def _hands_on(trace: Trace) -> NDArray[np.bool_]:
     works = np.array([name in _FORMULAS for name in trace.op_names], dtype=bool)[trace.ops.name]
     works &= trace.details.of_op != NO_SHAPES
     found = np.zeros(len(trace.ops), dtype=bool)
-    for stretch in stretches(trace.ops):
-        mine = stretch.holds(trace.ops.start)
-        nesting = nest(trace.ops.where(mine))
-        if nesting is not None:
-            found[mine] = nesting.around(works[mine])
+    for _, inside, nesting in nestings(trace):
+        found[inside] = nesting.around(works[inside])
     return found
 
 
@@ -142,11 +136,8 @@ def _runs(trace: Trace, work: Launched, ops_of: Int64, chosen: Selection) -> Int
 def own_host_ns(trace: Trace) -> Int64:
     """Each operator's own time on the CPU, without nested ones."""
     own = np.zeros(len(trace.ops), dtype=np.int64)
-    for stretch in stretches(trace.ops):
-        mine = stretch.holds(trace.ops.start)
-        nesting = nest(trace.ops.where(mine))
-        if nesting is not None:
-            own[mine] = nesting.self_ns()
+    for _, inside, nesting in nestings(trace):
+        own[inside] = nesting.self_ns()
     return own
 
 
