@@ -81,15 +81,17 @@ class _Figure:
 _COLUMNS = (
     _Figure("span", lambda each: each.span_us),
     _Figure("compute", lambda each: each.compute_us),
-    _Figure("comm", lambda each: each.comm_us, drop=3),
+    _Figure("comm", lambda each: max(each.comm_us, each.exposed_comm_us), drop=3),
     _Figure("exposed", lambda each: each.exposed_comm_us),
     _Figure("wait", lambda each: each.exposed_wait_us, drop=1),
     _Figure("copies", lambda each: each.exposed_memcpy_us, is_optional=True),
     _Figure("other", lambda each: each.other_steps_us, is_optional=True),
     _Figure("idle", lambda each: each.idle_us),
-    _Figure("host", lambda each: each.idle_by_cause_us.of_launches, drop=4),
-    _Figure("one-off", lambda each: each.idle_by_cause_us.one_off, drop=4, is_optional=True),
-    _Figure("input", lambda each: each.idle_by_cause_us.data, drop=5),
+    _Figure("host", lambda each: min(each.idle_by_cause_us.of_launches, each.idle_us), drop=4),
+    _Figure(
+        "one-off", lambda each: min(each.idle_by_cause_us.one_off, each.idle_us), drop=4, is_optional=True
+    ),
+    _Figure("input", lambda each: min(each.idle_by_cause_us.data, each.idle_us), drop=5),
     _Figure("kernels", lambda each: each.num_kernels, drop=6, text=lambda n: format_count(n) if n else "-"),
 )
 _DROP_BAR = 2

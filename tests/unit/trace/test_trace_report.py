@@ -452,6 +452,19 @@ def test_a_span_of_half_a_microsecond_is_rounded_as_its_parts(tmp_path: Path) ->
     assert parts == ["0.002", "0.002"]
 
 
+def test_a_part_of_idle_time_is_rounded_as_that(tmp_path: Path) -> None:
+    events = [launch(-2, 1, 1), kernel("k", 0, 1, 1), launch(3, 0.5, 2), kernel("k", 3.5, 1, 2)]
+    text = render_trace(analyse_paths([write(tmp_path / "rank0.json", events)]), 100)
+    names, row = (line.split() for line in text.splitlines() if line.startswith(("rank ", "   0 ")))
+    figures = dict(zip(names, row, strict=False))
+    assert (figures["span"], figures["compute"], figures["idle"], figures["host"]) == (
+        "0.004",
+        "0.002",
+        "0.002",
+        "0.002",
+    )
+
+
 @pytest.mark.parametrize(("alone", "rate"), [(0, "0.80"), (1, "0.80"), (9, "-")])
 def test_a_rate_of_several_sizes_is_their_bytes_over_their_time(
     tmp_path: Path, alone: int, rate: str
