@@ -14,7 +14,7 @@ from gpurun.launcher.findings.trace_cases import (
     NO_PATH,
     UNCERTAIN_PATH,
 )
-from gpurun.launcher.trace.explain import lacks_rank, partial_groups
+from gpurun.launcher.trace.explain import group_sizes, lacks_rank
 from gpurun.launcher.trace.model import (
     CollectiveTotal,
     CopyTotal,
@@ -255,11 +255,11 @@ _COLLECTIVES_TABLE = PlainTable(
 
 
 def _collectives(report: TraceReport) -> TableContent:
-    partial = partial_groups(report)
+    sizes = group_sizes(report)
     content = _COLLECTIVES_TABLE(report)
-    if not any(lacks_rank(each, partial) for each in report.collectives):
+    if not any(lacks_rank(each, sizes) for each in report.collectives):
         return content
-    note = "ranks are missing, which others may have waited for: µs are at most those shown, GB/s at least"
+    note = "collectives lack ranks that others may have waited for: µs are at most those shown, GB/s at least"
     return replace(content, notes=(*content.notes, note))
 
 

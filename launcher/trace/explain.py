@@ -6,7 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from math import ceil
+from math import ceil, inf
 from statistics import fmean, median
 from typing import Any, TypeVar
 
@@ -504,27 +504,24 @@ def is_some_waiting_unknown(report: TraceReport) -> bool:
 
 def _unknown_waits(report: TraceReport, rank: int | None) -> list[bool]:
     """Of each collective, whether it isn't known how much is waiting: the last rank may be missing."""
-    partial = partial_groups(report)
+    sizes = group_sizes(report)
     return [
-        each.ranks[0].wait_us is None or lacks_rank(each, partial)
+        each.ranks[0].wait_us is None or lacks_rank(each, sizes)
         for each in report.collectives
         if rank is None or any(part.rank == rank for part in each.ranks)
     ]
 
 
-def partial_groups(report: TraceReport) -> set[str]:
-    """The groups of which a rank is missing, or may be."""
-    present, lacks_rank = {rank.rank for rank in report.ranks}, _is_rank_missing(report)
-    return {
-        group
-        for group, ranks in report.groups.items()
-        if (lacks_rank if ranks is None else not present.issuperset(ranks))
-    }
+def group_sizes(report: TraceReport) -> dict[str, float]:
+    """The number of ranks in each group; where that isn't known, infinite if a rank is missing, else 0."""
+    unknown = inf if _is_rank_missing(report) else 0
+    return {group: unknown if ranks is None else len(ranks) for group, ranks in report.groups.items()}
 
 
-def lacks_rank(each: CollectiveReport, partial: Collection[str]) -> bool:
+def lacks_rank(each: CollectiveReport, sizes: Mapping[str, float]) -> bool:
     """Whether the rank that it waited for may be missing; a message has but two."""
-    return each.group in partial and each.kind not in MESSAGES
+    is_known = each.ranks[0].wait_us is not None
+    return is_known and len(each.ranks) < sizes[each.group] and each.kind not in MESSAGES
 
 
 def _is_rank_missing(report: TraceReport) -> bool:
@@ -570,13 +567,13 @@ def _most_transfer(report: TraceReport) -> str | None:
 def last_rank(report: TraceReport) -> StragglerReport | None:
     """The rank that the others waited for most, if for any; between stages, waiting is the bubble.
 
-    Not by collectives of groups of which a rank is missing: it may have come later still.
+    Not by collectives of which a rank is missing: it may have come later still.
     """
     between_stages = "pipeline" if report.pipeline else None
-    partial = partial_groups(report)
+    sizes = group_sizes(report)
     known, arrivals, caused_us = Counter[int](), Counter[int](), defaultdict[int, float](float)
     for each in report.collectives:
-        if each.parallelism == between_stages or lacks_rank(each, partial) or not _shows_last(each):
+        if each.parallelism == between_stages or lacks_rank(each, sizes) or not _shows_last(each):
             continue
         known.update(part.rank for part in each.ranks)
         if (last := each.last_rank) is not None:

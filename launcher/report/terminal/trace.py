@@ -28,10 +28,10 @@ from gpurun.launcher.report.terminal.layout import (
 from gpurun.launcher.trace.explain import (
     capture_text,
     explained_stretches,
+    group_sizes,
     is_some_waiting_unknown,
     lacks_rank,
     mean_stretch,
-    partial_groups,
     steps_add_detail,
     whole_ranks,
 )
@@ -238,14 +238,14 @@ def _collectives(report: TraceReport) -> list[RenderableType]:
         return []
     table = table_of(("group", "collective", "count", "MB", "GB/s", "bus GB/s", "all waits, hidden or not"))
     sorts = grouped(report.collectives, lambda each: (each.group, each.kind))
-    partial = partial_groups(report)
+    sizes = group_sizes(report)
     for (group, kind), same in sorted(sorts.items()):
-        is_partial = any(lacks_rank(each, partial) for each in same)
+        is_partial = any(lacks_rank(each, sizes) for each in same)
         is_loose = len(report.ranks) > 1 and sum(each.ranks[0].wait_us is None for each in same) > 1
         table.add_row(clean(group), kind, *_collective_cells(same, is_partial, is_loose))
     parts: list[RenderableType] = ["", table]
     if report.stragglers:
-        lacks = any(lacks_rank(each, partial) for each in report.collectives)
+        lacks = any(lacks_rank(each, sizes) for each in report.collectives)
         late = table_of(("rank", f"came last{' of present' if lacks else ''}", "others waited"))
         for row in report.stragglers:
             late.add_row(str(row.rank), str(row.last_arrivals), us_in_ms(row.wait_caused_us))

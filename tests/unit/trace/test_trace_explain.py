@@ -583,6 +583,21 @@ def test_communication_is_transfer_only_where_all_ranks_of_its_group_are_seen(
         assert "the traces lack other ranks" in found["communication"].text
 
 
+def test_communication_that_lacks_a_rank_is_no_transfer_though_its_trace_is_here(tmp_path: Path) -> None:
+    """Rank 2 comes last, after 70 of 80 µs, but its trace lacks that, as where it begins later."""
+    job = Job(3)
+    job.all_reduce("0", [0, 1, 2], [10, 20, 90], 100)
+    job.events[2].clear()
+    for rank in range(3):
+        job.kernel(rank, "gemm", 0, 5, False)
+    report = job.report(tmp_path)
+    assert [len(each.ranks) for each in report.collectives] == [2]
+    assert last_rank(report) is None
+    cause = trace_causes(report)[0]
+    assert (cause.part, cause.figures["case"]) == ("communication", "unmatched")
+    assert "came last of present" in render_trace(report, 100)
+
+
 @pytest.mark.parametrize("num_present", [2, 3, 4])
 def test_a_rank_is_blamed_only_where_the_one_that_is_missing_cannot_be_later(
     tmp_path: Path, num_present: int
