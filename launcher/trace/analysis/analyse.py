@@ -488,7 +488,7 @@ def _with_tables(report: TraceReport, digests: Ranks, matched: Matched) -> Trace
         ),
         copies=_copies(copies) if "copies" in wanted else None,
         launches=_launches(feeding, digests, report.base_time_ns) if "launches" in wanted else None,
-        critical_path=_path(tables, digests, matched),
+        critical_path=_path(tables, digests, matched) if "critical-path" in wanted else None,
     )
 
 
