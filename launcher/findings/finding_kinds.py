@@ -308,8 +308,7 @@ _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
         "Larger batches, `torch.compile`, or CUDA graphs.",
     ),
     "one-off-work": (
-        f"{_SPENDS} in what is done once[ ({{call}}: {{call_ms}} ms in {{num_calls:call}})]"
-        "[, in {alone} that was traced]",
+        f"{_SPENDS} in what is done once[ ({{call}}: {{call_ms}} ms)][, in {{alone}} that was traced]",
         "The device waits while modules are loaded, memory is allocated or code is compiled.",
         "Gaps in calls that a program makes once, in launches of 1 ms or more, and in torch.compile.",
         "Trace later steps: `schedule(wait=…, warmup=…)`.",

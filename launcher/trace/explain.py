@@ -372,9 +372,9 @@ def _named(cause: Cause, rank: RankTrace, mean: Breakdown, has_all: bool) -> Cau
             figures |= {"call": call, "operator": None, "inside": None}
     if cause.part != "one_off":
         return replace(cause, figures=figures)
-    if rank.one_off:
-        first = rank.one_off[0]
-        figures |= {"call": first.name, "call_ms": first.host_us / 1000, "num_calls": first.count}
+    if rank.cpu.once_us:
+        call, us = max(rank.cpu.once_us.items(), key=lambda item: item[1])
+        figures |= {"call": call, "call_ms": us / 1000 / max(len(rank.steps), 1)}
     if len(rank.steps) == 1:
         figures["alone"] = "the only step"
     return replace(cause, figures=figures)

@@ -407,6 +407,8 @@ class CpuFacts:
     inside: str | None = None
     """The innermost operator or annotation in which it is, without launching anything, for most of
     `of_launches`."""
+    once_us: Mapping[str, float] = field(default_factory=dict)
+    """`idle_by_cause_us.one_off` by what it does once: calls by name, `torch.compile` and the like."""
     remedies: tuple[Remedy, ...] = ()
     """The remedies that are in use."""
     has_stacks: bool = False
@@ -418,7 +420,8 @@ class CpuFacts:
         return CpuFacts(remedies=self.remedies, has_stacks=self.has_stacks)
 
     def common(self, other: CpuFacts) -> CpuFacts:
-        """What holds of both."""
+        """What holds of both, and `once_us` of both together."""
+        names = {**self.once_us, **other.once_us}
         return replace(
             self,
             functions=dict(sorted(self.functions.items() & other.functions.items())),
@@ -426,6 +429,7 @@ class CpuFacts:
             launches_in=self.launches_in if self.launches_in == other.launches_in else None,
             computes_in=self.computes_in if self.computes_in == other.computes_in else None,
             inside=self.inside if self.inside == other.inside else None,
+            once_us={name: self.once_us.get(name, 0.0) + other.once_us.get(name, 0.0) for name in names},
         )
 
 

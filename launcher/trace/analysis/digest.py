@@ -546,7 +546,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
     why, tasks = _tasks(trace, work, once, picture, own_steps, "critical-path" in show)
     noted = (recorded_note(host), *_notes(trace, host, work, no_step))
     recorded, *notes = (with_figures(each, file=str(path)) for each in noted)
-    cpu, step_cpu = _cpu_facts(trace, work, picture, scopes, total)
+    cpu, step_cpu = _cpu_facts(trace, work, once, picture, scopes, total)
     return Digest(
         path=path,
         base_ns=trace.base_ns,
@@ -600,7 +600,12 @@ def _all_names(trace: Trace) -> Iterator[str]:
 
 
 def _cpu_facts(
-    trace: Trace, work: Launched, picture: _GpuPicture | _CpuPicture, scopes: Sequence[Scope], total: Scope
+    trace: Trace,
+    work: Launched,
+    once: OneOffWork,
+    picture: _GpuPicture | _CpuPicture,
+    scopes: Sequence[Scope],
+    total: Scope,
 ) -> tuple[CpuFacts, dict[int, CpuFacts]]:
     """What the CPU does in the idle time of all steps, and of each; without steps, of all of the trace."""
     spans = [(each.measure.start, each.measure.end) for each in scopes or (total,)]
@@ -608,6 +613,7 @@ def _cpu_facts(
     idle = picture.idle(window)
     of_launches = reduce(Intervals.join, (idle[cause] for cause in ("host", "launching", "latency")))
     parts = {"host": of_launches, "data": idle["data"], "other": idle["other"]}
+    idle_once = {name: times.intersect(idle["one_off"]) for name, times in _once_by_name(trace, once)}
     remedies = tuple(name for name, shows in IN_USE.items() if any(map(shows.match, _all_names(trace))))
     functions = LoopFunctions.of(trace, work) if len(trace.functions) else None
 
@@ -619,12 +625,24 @@ def _cpu_facts(
             launches_in=picture.launches_in(idle["launching"].clip(start_ns, end_ns)),
             computes_in=picture.computes_in(inside["host"]),
             inside=picture.holding_range(inside["host"], window.clip(start_ns, end_ns)),
+            once_us={
+                name: us
+                for name, part in idle_once.items()
+                if (us := part.clip(start_ns, end_ns).length_ns / 1000)
+            },
             remedies=remedies,
             has_stacks=trace.has_stacks,
         )
 
     by_step = {each.step or 0: facts(*span) for each, span in zip(scopes[:MAX_STEPS], spans, strict=False)}
     return facts(min(spans)[0], max(end for _, end in spans)), by_step
+
+
+def _once_by_name(trace: Trace, once: OneOffWork) -> Iterator[tuple[str, Intervals]]:
+    """When each call that does what is done once runs, torch.compile works, and the like."""
+    for name in np.unique(once.calls.name).tolist():
+        yield trace.launch_names[name], once.calls.where(once.calls.name == name).covered
+    yield from once.ranges.items()
 
 
 def _window(host: list[HostStep], steps: list[Step], kept: list[int]) -> tuple[int, int]:
