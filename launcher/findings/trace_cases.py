@@ -72,6 +72,8 @@ DIFFERS: Mapping[str, str] = {
     "devices": "A ran on {a}, B on {b}",
     "cpu": "{side} has no operators, so they aren't compared",
     "launches": "{side} lacks launches, so idle time isn't compared by cause",
+    "operators": "{side} lacks launches, so operators are compared by their time on the CPU, without shapes "
+    "and callers",
     "uneven-calls": "not compared, as A and B call them unequally often: {operators}",
     "calls": "a step of A calls {num_a:operator}, of B {num_b}",
     "steps": "without {steps} of {side}, far longer than the others",

@@ -78,7 +78,7 @@ class TraceDiff:
     """
     kernels: tuple[Change, ...]
     ops: tuple[Change, ...]
-    """The operators by time on the GPU; by time on the CPU where no GPU worked."""
+    """The operators by time on the GPU; by time on the CPU where no GPU worked, or no launch is recorded."""
     shapes: tuple[Change, ...]
     """Operators with the shapes and types of their tensors; empty without shapes in the traces of A or B."""
     operators: tuple[OperatorChange, ...] | None = None
@@ -122,7 +122,9 @@ def diff_traces(a: TraceReport, b: TraceReport) -> TraceDiff:
     on_gpu = [any(rank.kernels for rank in report.ranks) for report in whole]
     has_cpu = [any(rank.ops for rank in report.ranks) for report in whole]
     is_alike = on_gpu[0] == on_gpu[1]
-    has_callers = is_alike and has_cpu[0] == has_cpu[1] and common is None  # they are sums over all ranks
+    by_device = all(on_gpu) and all(map(_has_launches, whole))
+    is_timed = by_device or not any(on_gpu)
+    has_callers = is_timed and has_cpu[0] == has_cpu[1] and common is None  # they are sums over all ranks
     per: Per = "capture" if _is_as_much(a, b) else "second"
     if all(rank.steps for report in whole for rank in report.ranks):
         per = "step"
@@ -138,7 +140,7 @@ def diff_traces(a: TraceReport, b: TraceReport) -> TraceDiff:
         kernels=_changes(a, b, lambda rank: _rows(rank, per, "kernels"), True, per) if is_alike else (),
         ops=tuple(
             each
-            for each in _changes(a, b, lambda rank: _rows(rank, per, "ops"), all(on_gpu), per)
+            for each in _changes(a, b, lambda rank: _rows(rank, per, "ops"), by_device, per)
             if all(has_cpu) and each.name not in uneven
         ),
         shapes=_shape_changes(a, b, per) if has_callers else (),
@@ -152,7 +154,7 @@ def diff_traces(a: TraceReport, b: TraceReport) -> TraceDiff:
         notes.insert(0, noticed("other-device", side=side))
     doubts = [*_doubts(found, *whole, common, has_cpu)]
     if uneven:
-        times = _by_name(b, lambda rank: rank.ops, all(on_gpu))
+        times = _by_name(b, lambda rank: rank.ops, by_device)
         longest = sorted(uneven, key=lambda name: (-times[name][0], name))
         doubts.append(worded(DIFFERS["uneven-calls"], {"operators": first_of(longest, 3)}))
     return replace(found, findings=(*_findings(found, doubts, on_gpu[0], has_callers, lacks), *notes))
@@ -185,6 +187,9 @@ def _doubts(
     for side, is_known in zip("AB", has_cpu, strict=True):
         if not is_known and any(has_cpu):
             yield worded(DIFFERS["cpu"], {"side": side})
+    for side, report in zip("AB", (a, b), strict=True):
+        if diff.kernels and all(has_cpu) and not _has_launches(report):
+            yield worded(DIFFERS["operators"], {"side": side})
     if any(each.name == "idle" for each in diff.classes):
         yield worded(DIFFERS["launches"], {"side": "B" if _is_idle_known(a) else "A"})
     if all(has_cpu) and diff.per == "step":
@@ -233,6 +238,10 @@ def _classes(a: TraceReport, b: TraceReport, per: Per) -> Iterator[Change]:
             yield _change(name, _mean(a, of, per), _mean(b, of, per))
     if not is_idle_known:
         yield _change("idle", *(_mean(each, lambda step: step.idle_us, per) for each in (a, b)))
+
+
+def _has_launches(report: TraceReport) -> bool:
+    return any(rank.total.launch_delay_us for rank in report.ranks)
 
 
 def _is_idle_known(report: TraceReport) -> bool:

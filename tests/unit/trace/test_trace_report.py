@@ -233,6 +233,25 @@ def test_a_capture_without_the_cpu_says_so_and_compares_no_operators(tmp_path: P
     assert (answer.text.endswith(lacks), cause.level, note.level) == (True, "cause", "detail")
 
 
+def test_where_a_capture_lacks_launches_operators_are_compared_by_their_time_on_the_cpu(
+    tmp_path: Path,
+) -> None:
+    """They haven't gone, though no work on the GPU is known to be theirs."""
+
+    def record(name: str, has_launches: bool) -> TraceReport:
+        events = [step(1, 0, 400), span("cpu_op", "aten::mm", 0, 20), kernel("gemm", 30, 300, 1)]
+        events += [launch(5, 5, 1)] * has_launches
+        return analyse_paths([write(tmp_path / name, events)], show=frozenset({"operators"}))
+
+    whole, without = record("a.json", True), record("b.json", False)
+    for diff, side in ((diff_traces(whole, without), "B"), (diff_traces(without, whole), "A")):
+        assert [(each.name, each.a_us, each.b_us) for each in diff.ops] == [("aten::mm", 20, 20)]
+        assert diff.operators is None
+        said = f"{side} lacks launches, so operators are compared by their time on the CPU"
+        assert said in diff.findings[0].text
+    assert diff_traces(whole, whole).ops[0].a_us == 300
+
+
 def test_communication_whose_waiting_is_unknown_is_no_transfer_that_grew(tmp_path: Path) -> None:
     """One of two ranks, whose all-reduce takes 40 and then 400 µs."""
 
