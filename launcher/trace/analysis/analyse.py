@@ -12,7 +12,7 @@ from typing import Any
 
 from gpurun.launcher.errors import SpecError, TraceError
 from gpurun.launcher.findings.finding import Finding, noticed, with_figures
-from gpurun.launcher.trace.analysis.collectives.clocks import Clocks, Shift
+from gpurun.launcher.trace.analysis.collectives.clocks import Clocks, Realigned, Shift
 from gpurun.launcher.trace.analysis.collectives.local_collectives import RankPart
 from gpurun.launcher.trace.analysis.collectives.match import (
     Collective,
@@ -356,9 +356,9 @@ def _savings(
     places = tuple(place for place, number in enumerate(numbers) if number not in outlying)
     usual = None
     if 0 < len(places) < len(numbers):
-        shifts = _shifts(tasks, ranked.digests, matched)
+        clocks = _since_first(tasks, ranked.digests, matched)
         ends = {
-            rank: [step.measure.end + shifts[rank] for step in digest.steps if step.step in numbers]
+            rank: [clocks[rank].time_ns(step.measure.end) for step in digest.steps if step.step in numbers]
             for rank, digest in ranked.digests
         }
         usual = UsualSteps(places, ends)
@@ -372,15 +372,18 @@ def _has_times(digests: Ranks) -> bool:
 
 
 def _graph(tasks: Sequence[tuple[int, Tasks]], digests: Ranks, matched: Matched) -> Graph:
-    shifts = _shifts(tasks, digests, matched)
-    return join([RankTasks(rank, each, shifts[rank]) for rank, each in tasks], matched.collectives)
+    clocks = _since_first(tasks, digests, matched)
+    return join([RankTasks(rank, each, clocks[rank]) for rank, each in tasks], matched.collectives)
 
 
-def _shifts(tasks: Sequence[tuple[int, Tasks]], digests: Ranks, matched: Matched) -> dict[int, int]:
-    """From the time of each rank's digest to the time since the first task of all."""
-    shifts = {rank: digest.base_ns - matched.offsets[rank] for rank, digest in digests}
-    first_ns = min(each.start + shifts[rank] for rank, each in tasks)
-    return {rank: shift - first_ns for rank, shift in shifts.items()}
+def _since_first(
+    tasks: Sequence[tuple[int, Tasks]], digests: Ranks, matched: Matched
+) -> dict[int, Realigned]:
+    """Turns the times of each rank's digest into those since the first task of all."""
+    bases_ns = {rank: digest.base_ns for rank, digest in digests}
+    clocks = {rank: matched.clocks.realigned(rank, bases_ns[rank], 0) for rank, _ in tasks}
+    first_ns = min(clocks[rank].time_ns(each.start) for rank, each in tasks)
+    return {rank: matched.clocks.realigned(rank, bases_ns[rank], first_ns) for rank in clocks}
 
 
 def _in_us(bounds_ns: Shift) -> tuple[float | None, float | None]:

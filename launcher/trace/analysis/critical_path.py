@@ -24,6 +24,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from gpurun.launcher.trace.analysis.collectives.clocks import Realigned
 from gpurun.launcher.trace.analysis.collectives.match import Collective
 from gpurun.launcher.trace.analysis.steps import HostStep, Launched
 from gpurun.launcher.trace.analysis.tables import cpu_compute, cpu_operators, issuing_calls
@@ -584,11 +585,12 @@ SOURCE = 0
 
 @dataclass(frozen=True)
 class RankTasks:
-    """A rank's tasks, with what to add to their times for ns since the start of all, on aligned clocks."""
+    """A rank's tasks."""
 
     rank: int
     tasks: Tasks
-    shift_ns: int
+    realigned: Realigned
+    """Turns their times into ns since the start of all, on aligned clocks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -629,7 +631,7 @@ class _Joined:
         tasks, begin = each.tasks, self.count
         number = [self.labels.setdefault(("compute", name), len(self.labels)) for name in tasks.labels]
         labels = np.array([*number, NO_LABEL], dtype=np.int32)
-        self.ends.append(tasks.ends + each.shift_ns)
+        self.ends.append(each.realigned.each(tasks.ends))
         self.main.append(tasks.main)
         self.known.append(tasks.known)
         self.rank.append(np.full(len(tasks.ends), each.rank, dtype=np.int32))
@@ -663,7 +665,7 @@ def join(ranks: Sequence[RankTasks], collectives: Sequence[Collective]) -> Graph
         }
         for each in ranks
     }
-    shifts = {each.rank: each.shift_ns for each in ranks}
+    clocks = {each.rank: each.realigned for each in ranks}
     named: dict[int, int] = {}
     for collective in collectives:
         name = joined.labels.setdefault(("transfer", _name(collective)), len(joined.labels))
@@ -676,8 +678,8 @@ def join(ranks: Sequence[RankTasks], collectives: Sequence[Collective]) -> Graph
                 named[begin + exchange.departure] = name
                 members.append((exchange.arrival + begin, exchange.departure + begin, part, exchange))
         if collective.matched and len(members) > 1:
-            met = max(exchange.start + shifts[part.rank] for _, _, part, exchange in members)
-            late = [each for each in members if each[3].end + shifts[each[2].rank] >= met]
+            met = max(clocks[part.rank].time_ns(exchange.start) for _, _, part, exchange in members)
+            late = [each for each in members if clocks[each[2].rank].time_ns(each[3].end) >= met]
             meeting = joined.meeting(met)
             edges = [(arrival, meeting) for arrival, *_ in members]
             edges += [(meeting, departure) for _, departure, *_ in late]

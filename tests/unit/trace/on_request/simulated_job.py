@@ -196,11 +196,15 @@ class Job:
         work.end = max(each for each in arrivals if each is not None) + work.ns
         return work.end
 
-    def write(self, directory: Path, skews_us: list[float]) -> None:
+    def write(self, directory: Path, skews_us: list[float], drifts: list[float] | None = None) -> None:
         """The ranks' traces, each on its own clock."""
         for rank in self.run():
             events = [*rank.events, *self._kernels(rank)]
-            shifted = [each | {"ts": round(each["ts"] + skews_us[rank.number], 3)} for each in events]
+            rate = 1 + (drifts[rank.number] if drifts else 0.0)
+            shifted = [
+                {**each, "ts": round(each["ts"] * rate + skews_us[rank.number], 3), "dur": each["dur"] * rate}
+                for each in events
+            ]
             write(
                 directory / f"rank{rank.number}.json", shifted, **rank_info(rank.number, len(self.programs))
             )

@@ -20,7 +20,14 @@ from gpurun.launcher.trace.diff import OperatorChange, diff_traces
 from gpurun.launcher.trace.explain import trace_causes
 from gpurun.launcher.trace.model import TABLES, CriticalPath, OperatorTotal, PathPart, Table, TraceReport
 from tests.said import trace_notes
-from tests.unit.trace.on_request.simulated_job import draw, plant
+from tests.unit.trace.on_request.simulated_job import (
+    COMM_STREAM,
+    COMPUTE_STREAM,
+    Instruction,
+    Job,
+    draw,
+    plant,
+)
 from tests.unit.trace.trace_files import REAL, Event, kernel, launch, load, rank_info, span, step, write
 from tests.whole import first
 from tests.wording import Wording
@@ -567,6 +574,33 @@ def test_the_cause_is_what_saves_most_and_by_how_much(tmp_path: Path, seed: int)
         assert cause.ranks == (planted.rank,)
     saved_ns = (planted.job.length_ns() - planted.without) / len(report.ranks[0].steps)
     assert cause.saved_ns == pytest.approx(saved_ns, rel=0.02)
+
+
+def test_what_a_clock_gains_changes_no_saving(tmp_path: Path) -> None:
+    """100 ppm in 2 s are more than an all-reduce takes; each step rank 0 waits 1 ms for rank 1."""
+
+    def program(rank: int) -> list[list[Instruction]]:
+        return [
+            [
+                Instruction("cpu", ns=10_000),
+                Instruction("launch", "compute", 50_000_000 + 1_000_000 * rank),
+                Instruction("wait", stream=COMM_STREAM, other=COMPUTE_STREAM),
+                Instruction("collective", "transfer", 150_000, COMM_STREAM, key=((0, 1), number)),
+                Instruction("wait", stream=COMPUTE_STREAM, other=COMM_STREAM),
+                Instruction("launch", "compute", 50_000, name="optimizer"),
+                Instruction("sync"),
+            ]
+            for number in range(40)
+        ]
+
+    job = Job([program(0), program(1)], [1_000_000] * 2, recorded=True)
+    job.write(tmp_path, [0.0, 5_000.0], [0.0, 1e-4])
+    report = analyse_paths([tmp_path])
+    assert report.clock_drift_ppm["1"] == pytest.approx(100, rel=0.001)
+    saved_us = {(each.part, each.rank): each.saved_us for each in report.savings}
+    assert saved_us["rank", 1] == pytest.approx(1_000, rel=0.02)
+    transfer_us = (job.length_ns() - job.length_ns("transfer")) / 40 / 1000
+    assert saved_us["transfer", None] == pytest.approx(transfer_us, rel=0.02)
 
 
 def test_kernels_that_overlap_on_one_stream_make_the_path_no_longer(tmp_path: Path) -> None:
