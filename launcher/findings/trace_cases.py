@@ -44,6 +44,8 @@ BY_SHARES: Mapping[str, str] = {
     "ranks": "ranks are missing",
     "steps": "ranks recorded different steps",
     "launches": "launches are missing",
+    "cut": "a trace is cut off",
+    "times": "times are out of range",
     "devices": "device work is missing",
     "long": "there is too much to replay",
     "length": "a replay doesn't take as long as the trace",
@@ -61,11 +63,12 @@ ALL_OF_CPU = (
     "all of the CPU's time, even where nothing waits for it, but with the time from launch to start,",
 )
 """What a replay leaves out of the critical path; the second where work is launched."""
-NO_PATH = (
-    "no critical path: the traces have no work whose launch is known",
-    "no critical path: events were left out of the traces",
-)
-"""The second where the traces were thinned."""
+NO_PATH: Mapping[str, str] = {
+    "launches": "no critical path: the traces have no work whose launch is known",
+    "left-out": "no critical path: events were left out of the traces",
+    "times": "no critical path: times are out of range",
+}
+"""By what the traces lack."""
 DIFFERS: Mapping[str, str] = {
     "common-ranks": "compared by {ranks}, which both have, without shapes and callers of operators",
     "ranks": "A has {num_a:rank}, B {num_b}",

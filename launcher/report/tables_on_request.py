@@ -323,7 +323,8 @@ def _critical_path(report: TraceReport) -> TableContent:
     path = report.critical_path
     if path is None or not path.length_us:
         is_thinned = any(each.figures.get("case") == "calls-left-out" for each in report.findings)
-        return TableContent((), (NO_PATH[is_thinned],))
+        why = "left-out" if is_thinned else "times" if report.unreplayed == "times" else "launches"
+        return TableContent((), (NO_PATH[why],))
     share = FigureColumn[PathPart]("% of path", lambda row: 100 * row.path_us / path.length_us, _one_decimal)
     times = (FigureColumn[PathPart]("ms", lambda row: row.path_us, us_in_ms), share)
     words = _WORDS if _has_launches(report) else _WORDS | {"host": ISSUING}

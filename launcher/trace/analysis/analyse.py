@@ -340,7 +340,9 @@ def _savings(
         if isinstance(digest.replayed, str):
             return (), digest.replayed
         found.append((rank, digest.replayed))
-    if len({each.steps for _, each in found}) > 1 or not _has_times(ranked.digests):
+    if not _has_times(ranked.digests):
+        return (), "times"
+    if len({each.steps for _, each in found}) > 1:
         return (), "steps"
     tasks = [(rank, each.tasks) for rank, each in found]
     if sum(len(each.ends) for _, each in tasks) > MAX_TASKS:

@@ -923,13 +923,13 @@ MOST_LOST = 0.01
 
 
 def _unreplayed(trace: Trace, work: Launched, steps: list[HostStep]) -> str:
-    """Whether the tasks of the steps are too many, or launches are lost."""
+    """Whether the file ends early, launches are lost, or the tasks of the steps are too many."""
     first, last = task_window(trace, steps)
     num_calls = int(((trace.launches.start >= first) & (trace.launches.start < last)).sum())
     lost = ~work.is_known & ~before_capture(trace, work)
     is_long = max(num_calls, len(trace.ranges)) > MAX_CALLS or len(trace.gpu) > MAX_WORK
-    is_lost = trace.cut is not None or lost.sum() > MOST_LOST * len(lost) or are_calls_left_out(trace)
-    return "launches" if is_lost else "long" if is_long else ""
+    is_lost = lost.sum() > MOST_LOST * len(lost) or are_calls_left_out(trace)
+    return "cut" if trace.cut is not None else "launches" if is_lost else "long" if is_long else ""
 
 
 def _process(trace: Trace) -> str | None:

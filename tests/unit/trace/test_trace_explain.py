@@ -886,6 +886,18 @@ def test_traces_that_lack_ranks_are_explained_by_shares(tmp_path: Path) -> None:
     assert "by their shares" not in analyse_paths([tmp_path]).findings[0].text
 
 
+def test_damage_that_leaves_shares_alone_is_called_what_it_is(tmp_path: Path) -> None:
+    events = [*late_kernel(1, 0), *late_kernel(2, 1000)]
+    for rank in (0, 1):
+        path = write(tmp_path / f"rank{rank}.json", events, **rank_info(rank, 2))
+    path.write_text(path.read_text().rpartition('{"ph"')[0])
+    assert analyse_paths([tmp_path]).findings[0].text.endswith("by their shares, as a trace is cut off")
+    after_2262 = write(tmp_path / "late.json", late_kernel(1, 1 << 60))
+    report = analyse_paths([after_2262], None, {"critical-path"})
+    assert report.findings[0].text.endswith("shares, as times are out of range")
+    assert "no critical path: times are out of range" in render_tables(report, ("critical-path",), 100)
+
+
 def test_what_each_of_several_steps_does_is_not_done_once(tmp_path: Path) -> None:
     marks = [step(i, 10_000 * i, 10_000) for i in range(3)]
     events = launches_of([(10_000 * i, 3_000) for i in range(3)])
