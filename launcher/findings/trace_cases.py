@@ -118,6 +118,8 @@ _OF_A_FILE: Mapping[str, str] = {
     "calls-left-out": "{num_calls:call} of the CPU recorded, far fewer than their numbers say: events were "
     "left out, so gaps may hold work",
     "lost-launches": "{num_lost:GPU event} without a recorded launch can't be assigned to a step",
+    "mostly-lost-launches": "{num_lost:GPU event} without a recorded launch counted for the step during "
+    "which each began",
     "idle-last-step": "step {last_step}, the last, launched no GPU work and is left out; "
     "--steps {last_step}:{end_step} shows it",
     "graphs-not-captured": "no capture in the trace is certain to be that of the CUDA graphs that launched "

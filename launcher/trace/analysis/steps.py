@@ -428,10 +428,13 @@ def step_notes(steps: list[HostStep]) -> Iterator[Finding]:
 
 def launch_notes(trace: Trace, work: Launched) -> Iterator[Finding]:
     """Notes on the steps' figures where launches are missing."""
+    lost = _lost(trace, work.is_known)
     if not work.is_known.any():
         yield noticed("no-launches")
-    elif lost := int((~work.is_known & ~before_capture(trace, work)).sum()):
-        yield noticed("lost-launches", num_lost=lost)
+    elif lost.mean() > MOSTLY_LOST:
+        yield noticed("mostly-lost-launches", num_lost=int((~work.is_known).sum()))
+    elif lost.any():
+        yield noticed("lost-launches", num_lost=int(lost.sum()))
 
 
 def is_last_empty(steps: list[HostStep], work: Launched) -> bool:

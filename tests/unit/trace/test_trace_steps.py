@@ -87,8 +87,10 @@ def test_of_thinned_traces_work_is_of_the_step_in_which_it_runs(tmp_path: Path) 
     """Most launches are gone: what is left of them says nothing about the work without any."""
     events = [kernel("own", 2000 * k, 5) for k in range(1, 10)]
     events += [launch(16500, 1, 1), kernel("known", 17000, 5, 1), step(1, 0, 9000), step(2, 9000, 10000)]
-    found = steps_of(write(tmp_path / "rank0.json", events))
-    assert [(each.span_us, each.compute_us) for each in found] == [(9000, 20), (10000, 30)]
+    rank, warnings = rank_with(tmp_path, events)
+    assert [(each.span_us, each.compute_us) for each in rank.steps] == [(9000, 20), (10000, 30)]
+    said = "9 GPU events without a recorded launch counted for the step during which each began"
+    assert warnings[-1].endswith(said)
 
 
 def test_work_of_calls_before_the_capture_is_no_steps_whatever_gaps_are_in_it(tmp_path: Path) -> None:
