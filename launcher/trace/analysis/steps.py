@@ -155,10 +155,9 @@ def launched(trace: Trace, steps: list[HostStep]) -> Launched:
 def _launched_at(trace: Trace, launch: Int64) -> Int64:
     """When each piece of work was launched; the start of the work itself if unknown."""
     known = launch >= 0
-    calls, begun, done = launch[known], trace.gpu.start[known], trace.gpu.start.copy()
-    ends = trace.launches.end.copy()
-    np.minimum.at(ends, calls, np.maximum(begun, trace.launches.start[calls]))
-    done[known] = ends[calls]
+    done, ends = trace.gpu.start.copy(), trace.launches.end.copy()
+    np.minimum.at(ends, launch[known], done[known])
+    done[known] = ends[launch[known]]
     return done
 
 

@@ -390,6 +390,16 @@ def test_work_is_in_the_queue_once_its_call_has_ended(tmp_path: Path) -> None:
     assert (delay.median, delay.max) == (2.5, 5.0)
 
 
+def test_no_delay_of_a_launch_is_negative(tmp_path: Path) -> None:
+    """The GPU's clock is 2 µs behind."""
+    events = [launch(10, 5, 1), kernel("k", 8, 10, 1)]
+    report = analyse_paths([write(tmp_path / "r.json", events)], None, {"launches"})
+    (row,) = report.launches or ()
+    delay = report.ranks[0].total.launch_delay_us
+    assert delay is not None
+    assert (*row.delay_percentiles_us, delay.median, delay.max) == (0, 0, 0, 0, 0, 0)
+
+
 def test_tables_only_on_request(tmp_path: Path) -> None:
     write(tmp_path / "r0.json", rank_events(0), **rank_info(0, 1))
     found = analyse_paths([tmp_path])
