@@ -163,6 +163,8 @@ def _launched_at(trace: Trace, launch: Int64) -> Int64:
 
 LONG_LAUNCH_NS = 1_000_000
 """A launching call takes microseconds, unless it loads a module, or waits for a full queue."""
+FULL_QUEUE = 256
+"""Pieces of work that may fill a GPU's queue: about 1,000, or with `CUDA_SCALE_LAUNCH_QUEUES` a quarter."""
 LEAST_ONE_OFF_NS = 100_000
 """A shorter call only looks something up."""
 OFTEN, EVERYWHERE = 10, 0.25
@@ -186,7 +188,7 @@ class OneOffWork:
         return reduce(Intervals.join, self.ranges.values(), self.calls.covered)
 
 
-def one_off_work(trace: Trace, steps: list[HostStep]) -> OneOffWork:
+def one_off_work(trace: Trace, work: Launched, steps: list[HostStep]) -> OneOffWork:
     """The one-off work that the trace shows: nothing that each of several steps does."""
     calls, least = trace.launches, np.full(len(trace.launch_names), np.iinfo(np.int64).max)
     for i, name in enumerate(trace.launch_names):
@@ -195,6 +197,8 @@ def one_off_work(trace: Trace, steps: list[HostStep]) -> OneOffWork:
         elif LAUNCHING_CALLS.match(name):
             least[i] = LONG_LAUNCH_NS
     chosen = calls.duration >= least[calls.name]
+    if (chosen & (least == LONG_LAUNCH_NS)[calls.name]).any():
+        chosen &= ~_waits_for_queue(trace, work)
     for name in np.unique(calls.name[chosen]).tolist():
         mine = chosen & (calls.name == name)
         if _recurs(calls.start[mine], steps):
@@ -207,6 +211,21 @@ def one_off_work(trace: Trace, steps: list[HostStep]) -> OneOffWork:
     capturing = _capturing(trace).join(set_up)
     ranges = {COMPILE: compiling, TRITON: triton.subtract(compiling), CAPTURE: capturing}
     return OneOffWork(calls.where(chosen), ranges)
+
+
+def _waits_for_queue(trace: Trace, work: Launched) -> NDArray[np.bool_]:
+    """Whether each call finds its GPU's queue full, and that GPU works on meanwhile, but for short gaps."""
+    calls, gpu = trace.launches, trace.gpu
+    found = np.zeros(len(calls), dtype=bool)
+    devices = np.array([device for device, _ in trace.streams])[gpu.thread]
+    for device in set(devices.tolist()):
+        mine = devices == device
+        own = np.unique(work.launch[mine & work.is_known])
+        start, end = calls.start[own], calls.end[own]
+        launched, done = (np.searchsorted(np.sort(times[mine]), start) for times in (work.done, gpu.end))
+        idle = union(gpu.start[mine], gpu.end[mine]).gaps(-MAX_NS, MAX_NS).longer_than(LEAST_ONE_OFF_NS)
+        found[own] = (launched - done >= FULL_QUEUE) & (idle.inside_ns(start, end) < LEAST_ONE_OFF_NS)
+    return found
 
 
 def _named(spans: Spans, names: Sequence[str], pattern: re.Pattern[str]) -> Intervals:

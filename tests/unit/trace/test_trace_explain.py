@@ -808,6 +808,19 @@ def test_what_recurs_is_not_done_once(tmp_path: Path) -> None:
     assert [(row.name, row.count, row.host_us) for row in rank.one_off] == [("cudaMalloc", 1, 9_900)]
 
 
+@pytest.mark.parametrize("num_queued", [300, 20])
+def test_a_launch_that_waits_for_a_full_queue_is_not_done_once(tmp_path: Path, num_queued: int) -> None:
+    """Its GPU works all the time; where little is queued, the call loads a module meanwhile."""
+    events = [step(1, 0, 30_000), launch(3_000, 9_000, num_queued + 1)]
+    for i in range(num_queued + 1):
+        events += [launch(5 * i, 4, i + 1)] * (i < num_queued)
+        events.append(kernel("k", 10 + 30_000 / (num_queued + 1) * i, 30_000 / (num_queued + 1) - 2, i + 1))
+    report = analyse_paths([write(tmp_path / "t.json", events)])
+    names = ["cudaLaunchKernel"] if num_queued == 20 else []
+    assert [row.name for row in report.ranks[0].one_off] == names
+    assert ("one-off" in {each.part for each in report.savings}) == bool(names)
+
+
 @pytest.mark.parametrize("num_late", [2, 3])
 def test_a_loss_that_several_ranks_share_is_named(tmp_path: Path, num_late: int) -> None:
     """Without that of one of them, no step would be shorter."""
