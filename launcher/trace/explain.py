@@ -318,8 +318,12 @@ def trace_causes(report: TraceReport) -> list[Cause]:
     copied = _copied(report)
     copies: Part = "pinned_copies" if copied else "copies"
     hosts = {on_cpu: _host_part(report, on_cpu) for on_cpu in (False, True)}
+    most_transfer, unknown = _most_transfer(report), _ranks_of_unknown_waits(report)
+    transfer: Part = "transfer" if most_transfer in (None, "data") else "model_transfer"
     parts = {
-        rank.rank: _Parts(copies, hosts[_is_on_cpu(rank)], _transfer_part(report, rank.rank))
+        rank.rank: _Parts(
+            copies, hosts[_is_on_cpu(rank)], "communication" if rank.rank in unknown else transfer
+        )
         for rank in report.ranks
     }
     waits_us = _waits_us(report)
@@ -339,7 +343,7 @@ def trace_causes(report: TraceReport) -> list[Cause]:
         copied=copied or PINNED,
         bubble=_bubble(report),
         of=of if steps_add_detail(report) else "its time",
-        transfer_groups=_groups(report, _most_transfer(report)),
+        transfer_groups=_groups(report, most_transfer),
         wait_groups=_groups(report, _most_waiting(report)),
     )
     rank, mean = next(each for each in _means(report) if each[0].rank == slowest)
@@ -473,12 +477,6 @@ def _thread_us(rank: RankTrace) -> tuple[float, float]:
     return (rank.facts.thread_cpu_ns / 1000, rank.facts.queue_ns / 1000) if rank.facts else (0.0, 0.0)
 
 
-def _transfer_part(report: TraceReport, rank: int) -> Part:
-    if is_waiting_unknown(report, rank):
-        return "communication"
-    return "transfer" if _most_transfer(report) in (None, "data") else "model_transfer"
-
-
 def _copied(report: TraceReport) -> str | None:
     """What most of the time of copies is spent on, where that needs no pinning: their names say it."""
     copies = [row for rank in report.ranks for row in rank.per_step.kernels if row.kind == "memcpy"]
@@ -491,25 +489,30 @@ def _copied(report: TraceReport) -> str | None:
     return max((OF_DEVICE, PINNED), key=lambda memory: times_us[memory])
 
 
-def is_waiting_unknown(report: TraceReport, rank: int | None = None) -> bool:
-    """Whether of most collectives, or those of a rank, it isn't known how much is waiting."""
-    unknown = _unknown_waits(report, rank)
+def is_waiting_unknown(report: TraceReport) -> bool:
+    """Whether of most collectives it isn't known how much is waiting."""
+    unknown = _unknown_waits(report)
     return 2 * sum(unknown) > len(unknown)
 
 
 def is_some_waiting_unknown(report: TraceReport) -> bool:
     """Whether of any collective it isn't known how much is waiting."""
-    return any(_unknown_waits(report, None))
+    return any(_unknown_waits(report))
 
 
-def _unknown_waits(report: TraceReport, rank: int | None) -> list[bool]:
+def _ranks_of_unknown_waits(report: TraceReport) -> set[int]:
+    """The ranks of most of whose collectives it isn't known how much is waiting."""
+    more_known = Counter[int]()
+    for each, is_unknown in zip(report.collectives, _unknown_waits(report), strict=True):
+        for part in each.ranks:
+            more_known[part.rank] += -1 if is_unknown else 1
+    return {rank for rank, num in more_known.items() if num < 0}
+
+
+def _unknown_waits(report: TraceReport) -> list[bool]:
     """Of each collective, whether it isn't known how much is waiting: the last rank may be missing."""
     sizes = group_sizes(report)
-    return [
-        each.ranks[0].wait_us is None or lacks_rank(each, sizes)
-        for each in report.collectives
-        if rank is None or any(part.rank == rank for part in each.ranks)
-    ]
+    return [each.ranks[0].wait_us is None or lacks_rank(each, sizes) for each in report.collectives]
 
 
 def group_sizes(report: TraceReport) -> dict[str, float]:

@@ -618,6 +618,30 @@ def test_a_rank_is_blamed_only_where_the_one_that_is_missing_cannot_be_later(
     assert [each.ranks for each in waits] == [(3,) if num_present == 4 else ()]
 
 
+def num_looks(directory: Path, num_ranks: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How often a collective is looked at to find the causes of so many ranks."""
+    job, looks = Job(num_ranks), list[object]()
+
+    def looked(each: object, sizes: object) -> bool:
+        looks.append(each)
+        return False
+
+    job.all_reduce("0", [*range(num_ranks)], [10.0] * num_ranks, 100)
+    directory.mkdir()
+    report = job.report(directory)
+    with monkeypatch.context() as patch:
+        patch.setattr("gpurun.launcher.trace.explain.lacks_rank", looked)
+        trace_causes(report)
+    return len(looks)
+
+
+def test_more_ranks_take_no_more_looks_at_a_collective(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_two, of_six = (num_looks(tmp_path / str(num), num, monkeypatch) for num in (2, 6))
+    assert of_six == of_two > 0
+
+
 def test_messages_whose_both_ends_are_seen_are_transfer_though_other_ranks_are_missing(
     tmp_path: Path,
 ) -> None:
