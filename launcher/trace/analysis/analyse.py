@@ -32,7 +32,7 @@ from gpurun.launcher.trace.analysis.critical_path import (
     join,
     savings,
 )
-from gpurun.launcher.trace.analysis.digest import MAX_STEPS, Digest, ReplayedSteps
+from gpurun.launcher.trace.analysis.digest import MAX_STEPS, Digest
 from gpurun.launcher.trace.analysis.discover import (
     HOW_TO_TRACE,
     LEFT_OUT,
@@ -45,7 +45,6 @@ from gpurun.launcher.trace.analysis.on_request.call_tree import operator_totals
 from gpurun.launcher.trace.analysis.on_request.rank_tables import (
     Copies,
     LaunchStatistics,
-    RankTables,
     thinned,
 )
 from gpurun.launcher.trace.analysis.on_request.shapes import kernel_totals, shape_totals
@@ -335,20 +334,19 @@ def _savings(
         return (), "ranks"
     if len({rank.device.startswith(CPU) for rank in report.ranks}) > 1:
         return (), "devices"
-    found = list[tuple[int, ReplayedSteps]]()
+    tasks = list[tuple[int, Tasks]]()
     for rank, digest in ranked.digests:
-        if isinstance(digest.replayed, str):
-            return (), digest.replayed
-        found.append((rank, digest.replayed))
+        if digest.unreplayed or digest.tasks is None:
+            return (), digest.unreplayed
+        tasks.append((rank, digest.tasks))
     if not _has_times(ranked.digests):
         return (), "times"
-    if len({each.steps for _, each in found}) > 1:
+    numbers, *others = {tuple(scope.step for scope in digest.steps) for _, digest in ranked.digests}
+    if others:
         return (), "steps"
-    tasks = [(rank, each.tasks) for rank, each in found]
     if sum(len(each.ends) for _, each in tasks) > MAX_TASKS:
         return (), "long"
-    peers = [stage.ranks for stage in report.pipeline] or [tuple(rank for rank, _ in found)]
-    numbers = found[0][1].steps
+    peers = [stage.ranks for stage in report.pipeline] or [tuple(rank for rank, _ in tasks)]
     spans_us = [
         sum(step.span_us for step in rank.steps if step.step in numbers) if numbers else rank.total.span_us
         for rank in report.ranks
@@ -493,7 +491,7 @@ def _with_tables(report: TraceReport, digests: Ranks, matched: Matched) -> Trace
         ),
         copies=_copies(copies) if "copies" in wanted else None,
         launches=_launches(feeding, digests, report.base_time_ns) if "launches" in wanted else None,
-        critical_path=_path(tables, digests, matched) if "critical-path" in wanted else None,
+        critical_path=_path(digests, matched) if "critical-path" in wanted else None,
     )
 
 
@@ -582,8 +580,8 @@ def _launch_totals(rank: int, each: LaunchStatistics, shift_ns: int) -> LaunchTo
     )
 
 
-def _path(tables: Sequence[tuple[int, RankTables]], digests: Ranks, matched: Matched) -> CriticalPath | None:
-    found = [(rank, each.tasks) for rank, each in tables if each.tasks is not None]
+def _path(digests: Ranks, matched: Matched) -> CriticalPath | None:
+    found = [(rank, digest.tasks) for rank, digest in digests if digest.tasks is not None]
     if not found or not _has_times(digests):
         return None
-    return critical_path(_graph(found, digests, matched), max(each.num_steps for _, each in tables))
+    return critical_path(_graph(found, digests, matched), max(len(digest.steps) for _, digest in digests))

@@ -444,15 +444,6 @@ class NameTimes:
 
 
 @dataclass(frozen=True, eq=False)
-class ReplayedSteps:
-    """A rank's tasks in some steps."""
-
-    steps: tuple[int, ...]
-    """Their numbers; none where the trace has no steps."""
-    tasks: Tasks
-
-
-@dataclass(frozen=True, eq=False)
 class Digest:
     """The digest of a trace file: small, whatever the size of the file."""
 
@@ -481,8 +472,10 @@ class Digest:
     step_names: NameTimes
     """The names of the work that steps launched."""
     notes: tuple[Finding, ...]
-    replayed: ReplayedSteps | str
-    """What the rank does in these steps; or why that isn't replayed, as a case of `BY_SHARES`."""
+    tasks: Tasks | None
+    """What the rank does in its steps; `None` if that is neither replayed nor shown as a critical path."""
+    unreplayed: str
+    """Why the steps aren't replayed, as a case of `BY_SHARES`; empty where they are."""
     recorded: Finding
     """The steps that the file has, for who asked for others."""
     wraps_data_parallel: bool
@@ -564,7 +557,8 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
         step_cpu=step_cpu,
         names=names[0],
         step_names=names[-1],
-        replayed=ReplayedSteps(tuple(x.number for x in own_steps), tasks) if tasks and not why else why,
+        tasks=tasks,
+        unreplayed=why,
         notes=tuple(notes),
         recorded=recorded,
         wraps_data_parallel=any(map(_DATA_PARALLEL.match, (*trace.annotation_names, *trace.op_names))),
@@ -573,7 +567,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
         window=None if chosen is None else _window(host, all_steps, kept),
         facts=_facts(trace),
         show=show,
-        tables=rank_tables(trace, work, kept, shown, in_steps, device, tasks, show),
+        tables=rank_tables(trace, work, kept, shown, in_steps, device, show),
     )
 
 

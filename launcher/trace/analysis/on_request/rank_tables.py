@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gpurun.launcher.trace.analysis.critical_path import Tasks
 from gpurun.launcher.trace.analysis.on_request.call_tree import CallNode, call_trees
 from gpurun.launcher.trace.analysis.on_request.shapes import (
     KernelShape,
@@ -149,7 +148,6 @@ def thinned(times: Int64, lengths: Int64) -> list[tuple[int, int]]:
 class RankTables:
     """The tables of one file; `None` for those that weren't asked for."""
 
-    num_steps: int
     kernels: tuple[KernelShape, ...] | None
     shapes: tuple[OpShape, ...] | None
     step_shapes: tuple[OpShape, ...] | None
@@ -159,7 +157,6 @@ class RankTables:
     """The operators of what steps launched, as `step_shapes`."""
     copies: tuple[Copies, ...] | None
     launches: LaunchStatistics | None
-    tasks: Tasks | None
 
 
 def rank_tables(
@@ -169,7 +166,6 @@ def rank_tables(
     shown: Selection,
     in_steps: Selection,
     device: str,
-    tasks: Tasks | None,
     show: Set[Table],
 ) -> RankTables | None:
     """The parts of this trace that the tables in `show` need.
@@ -181,7 +177,6 @@ def rank_tables(
         shown: the work that the tables are about.
         in_steps: what the chosen steps launched.
         device: its name.
-        tasks: of the critical path, if that is shown.
         show: the tables.
     """
     if not show:
@@ -193,7 +188,6 @@ def rank_tables(
     shapes = [tuple(op_shapes(trace, work, ops_of, each, device)) for each in choices if "shapes" in show]
     trees = call_trees(trace, work, ops_of, choices) if "operators" in show else []
     return RankTables(
-        num_steps=len(kept),
         kernels=tuple(kernel_shapes(trace, work, ops_of, shown)) if "kernels" in show else None,
         shapes=shapes[0] if shapes else None,
         step_shapes=shapes[-1] if shapes and has_own else None,
@@ -201,5 +195,4 @@ def rank_tables(
         step_operators=trees[-1] if trees and has_own else None,
         copies=tuple(copies(trace, shown.gpu)) if "copies" in show else None,
         launches=launches(trace, work, shown.gpu) if "launches" in show else None,
-        tasks=tasks,
     )
