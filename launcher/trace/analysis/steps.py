@@ -39,6 +39,7 @@ from gpurun.launcher.trace.kineto.classify import (
     COMPILING,
     ENDS_CAPTURE,
     GRAPH_SETUP,
+    IN_USE,
     LAUNCHING_CALLS,
     ONE_OFF_CALLS,
     TRITON_COMPILING,
@@ -236,18 +237,8 @@ def _named(spans: Spans, names: Sequence[str], pattern: re.Pattern[str]) -> Inte
 
 def _capturing(trace: Trace) -> Intervals:
     """When a thread captures a CUDA graph."""
-    calls, names = trace.launches, trace.launch_names
-    begins, ends = (
-        np.flatnonzero(np.isin(calls.name, [i for i, name in enumerate(names) if pattern.match(name)]))
-        for pattern in (BEGINS_CAPTURE, ENDS_CAPTURE)
-    )
-    found = []
-    for begin in begins.tolist():
-        after = ends[(calls.thread[ends] == calls.thread[begin]) & (calls.start[ends] > calls.start[begin])]
-        if len(after):
-            found.append((int(calls.start[begin]), int(calls.end[after].min())))
-    starts, until = np.array(found, dtype=np.int64).reshape(-1, 2).T
-    return union(starts, until)
+    calls, pairs = trace.launches, np.array(_begins_and_ends(trace), dtype=np.int64).reshape(-1, 2)
+    return union(calls.start[pairs[:, 0]], calls.end[pairs[:, 1]])
 
 
 def _recurs(times_ns: Int64, steps: list[HostStep]) -> bool:
@@ -474,9 +465,6 @@ def replay_notes(work: Launched) -> Iterator[Finding]:
 
 
 UNKNOWN = -1
-GRAPH_LAUNCH = re.compile(r"(cuda|cu|hip)GraphLaunch")
-_BEGIN = re.compile(r"(cuda|hip)StreamBeginCapture")
-_END = re.compile(r"(cuda|hip)StreamEndCapture")
 _SORTS = (
     ("kernel", re.compile(r"(cuda|cu|hip)\w*Launch\w*Kernel")),
     ("copy", re.compile(r"(cuda|cu|hip)Memcpy")),
@@ -524,12 +512,7 @@ class _Graph:
 
 def _replayed_work(trace: Trace, launch: Int64) -> NDArray[np.bool_]:
     """Which GPU work was launched by a graph, from the position of each piece's launch."""
-    launches_graph = np.array([bool(GRAPH_LAUNCH.match(name)) for name in trace.launch_names], dtype=bool)
-    found = np.zeros(len(launch), dtype=bool)
-    known = launch >= 0
-    if launches_graph.any():
-        found[known] = launches_graph[trace.launches.name[launch[known]]]
-    return found
+    return np.isin(launch, _calls_of(trace, IN_USE["CUDA graphs"]))
 
 
 def _captured_calls(trace: Trace, launch: Int64, replayed: NDArray[np.bool_]) -> Int64:
@@ -554,22 +537,29 @@ def _captured_calls(trace: Trace, launch: Int64, replayed: NDArray[np.bool_]) ->
 
 def capture_begun(trace: Trace, calls: Int64) -> Int64:
     """When the last capture began before each of these calls; before all time where none had."""
-    names = [i for i, name in enumerate(trace.launch_names) if _BEGIN.match(name)]
-    begins = np.append(np.iinfo(np.int64).min, trace.launches.start[_positions(trace, names)])
+    begins = np.append(np.iinfo(np.int64).min, trace.launches.start[_calls_of(trace, BEGINS_CAPTURE)])
     found: Int64 = begins[np.searchsorted(begins, trace.launches.start[calls], "right") - 1]
+    return found
+
+
+def _begins_and_ends(trace: Trace) -> list[tuple[int, int]]:
+    """The calls that begin and end each capture, by their positions in `trace.launches`, in order of time."""
+    calls, found = trace.launches, []
+    ends = _calls_of(trace, ENDS_CAPTURE)
+    for begin in _calls_of(trace, BEGINS_CAPTURE).tolist():
+        own = ends[(calls.thread[ends] == calls.thread[begin]) & (calls.start[ends] >= calls.start[begin])]
+        if len(own):
+            found.append((begin, int(own[0])))
     return found
 
 
 def _captures(trace: Trace, launch: Int64) -> Iterator[_Capture]:
     """The captures that the trace has from begin to end."""
     calls, names = trace.launches, trace.launch_names
-    begins = _positions(trace, [i for i, name in enumerate(names) if _BEGIN.match(name)])
-    ends = _positions(trace, [i for i, name in enumerate(names) if _END.match(name)])
-    spans = []
-    for i in begins:
-        own = [j for j in ends if calls.thread[j] == calls.thread[i] and calls.start[j] >= calls.start[i]]
-        if own:
-            spans.append((int(calls.start[i]), int(calls.start[own[0]]), int(calls.thread[i])))
+    spans = [
+        (int(calls.start[begin]), int(calls.start[end]), int(calls.thread[begin]))
+        for begin, end in _begins_and_ends(trace)
+    ]
     sort_of = [next((sort for sort, what in _SORTS if what.match(name)), None) for name in names]
     launching = _positions(trace, [i for i, sort in enumerate(sort_of) if sort is not None])
     launching = launching[~np.isin(launching, launch)]  # these launched work at once, on another stream
@@ -585,6 +575,11 @@ def _captures(trace: Trace, launch: Int64) -> Iterator[_Capture]:
             tuple(str(sort_of[name]) for name in calls.name[inside]),
             tuple(None if each == NO_NAME else trace.launched_kernels[each] for each in kernels),
         )
+
+
+def _calls_of(trace: Trace, pattern: re.Pattern[str]) -> Int64:
+    """The calls whose name matches, in order of time."""
+    return _positions(trace, [i for i, name in enumerate(trace.launch_names) if pattern.match(name)])
 
 
 def _positions(trace: Trace, names: Sequence[int]) -> Int64:

@@ -55,20 +55,23 @@ def work_ns(trace: Trace) -> Int64:
     return trace.gpu.duration if nesting is None else nesting.self_ns()
 
 
+WORDS = {
+    GpuKind.COMPUTE: "compute",
+    GpuKind.COMM: "comm",
+    GpuKind.MEMCPY: "memcpy",
+    GpuKind.MEMSET: "memcpy",
+}
+"""Kinds of GPU work as tables call them."""
+
+
 def kernel_times(trace: Trace, chosen: Mask) -> list[NameTime]:
     """GPU work by name, longest first."""
     gpu = trace.gpu
     counts, device_ns = _sums(gpu.name[chosen], work_ns(trace)[chosen], len(trace.gpu_names))
     kinds = np.zeros(len(trace.gpu_names), dtype=np.int8)
     kinds[gpu.name] = gpu.kind
-    words = {
-        GpuKind.COMPUTE: "compute",
-        GpuKind.COMM: "comm",
-        GpuKind.MEMCPY: "memcpy",
-        GpuKind.MEMSET: "memcpy",
-    }
     return _longest(
-        NameTime(trace.gpu_names[i], words[GpuKind(int(kinds[i]))], int(counts[i]), int(device_ns[i]), 0)
+        NameTime(trace.gpu_names[i], WORDS[GpuKind(int(kinds[i]))], int(counts[i]), int(device_ns[i]), 0)
         for i in np.flatnonzero(counts).tolist()
     )
 

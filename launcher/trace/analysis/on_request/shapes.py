@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from gpurun.launcher.machine.accelerators import peak_gb_per_s, peak_tflop_per_s
 from gpurun.launcher.trace.analysis.steps import Launched
-from gpurun.launcher.trace.analysis.tables import Selection, compute_ops, nestings, work_ns
+from gpurun.launcher.trace.analysis.tables import WORDS, Selection, compute_ops, nestings, work_ns
 from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.classify import GpuKind, dtype_bytes
 from gpurun.launcher.trace.kineto.columns import NO_SHAPES, OpArguments, Trace, decoded
@@ -28,12 +28,6 @@ from gpurun.launcher.trace.model import KernelTotal, ShapeTotal
 
 NO_OP = -1
 MAX_ROWS = 1000
-_WORDS = {
-    GpuKind.COMPUTE: "compute",
-    GpuKind.COMM: "comm",
-    GpuKind.MEMCPY: "memcpy",
-    GpuKind.MEMSET: "memcpy",
-}
 _PRECISIONS = {"bfloat16": "bf16", "half": "fp16", "float": "fp32", "double": "fp64"}
 _TF32 = ("tf32", "s1688", "xmma_gemm_f32f32_tf32")
 """In names of kernels that compute float32 on tensor cores."""
@@ -195,7 +189,7 @@ def kernel_shapes(trace: Trace, work: Launched, ops_of: Int64, chosen: Selection
     return [
         KernelShape(
             name=trace.gpu_names[kernel],
-            kind=_WORDS[GpuKind(int(kinds[kernel]))],
+            kind=WORDS[GpuKind(int(kinds[kernel]))],
             op=trace.op_names[name] if name >= 0 else None,
             shapes=_shapes_text(trace, argument),
             graph=bool(graph),
