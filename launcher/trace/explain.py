@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from math import ceil, inf
 from statistics import fmean, median
@@ -574,16 +574,22 @@ def last_rank(report: TraceReport) -> StragglerReport | None:
     """
     between_stages = "pipeline" if report.pipeline else None
     sizes = group_sizes(report)
-    known, arrivals, caused_us = Counter[int](), Counter[int](), defaultdict[int, float](float)
-    for each in report.collectives:
-        if each.parallelism == between_stages or lacks_rank(each, sizes) or not _shows_last(each):
-            continue
+    whole = (each for each in report.collectives if not lacks_rank(each, sizes))
+    rows = stragglers(each for each in whole if each.parallelism != between_stages)
+    return rows[0] if rows and rows[0].wait_caused_us else None
+
+
+def stragglers(collectives: Iterable[CollectiveReport], ranks: Sequence[int] = ()) -> list[StragglerReport]:
+    """These ranks, and all that show who came last, sorted by how long the others waited for them."""
+    known, arrivals, caused_ns = Counter(dict.fromkeys(ranks, 0)), Counter[int](), Counter[int]()
+    for each in filter(_shows_last, collectives):
         known.update(part.rank for part in each.ranks)
         if (last := each.last_rank) is not None:
             arrivals[last] += 1
-            caused_us[last] += sum(part.wait_us or 0.0 for part in each.ranks if part.rank != last)
-    rows = [StragglerReport(rank, known[rank], arrivals[rank], us) for rank, us in caused_us.items() if us]
-    return max(rows, key=lambda row: (row.wait_caused_us, -row.rank), default=None)
+            waits_us = (part.wait_us or 0.0 for part in each.ranks if part.rank != last)
+            caused_ns[last] += sum(round(1000 * us) for us in waits_us)
+    rows = [StragglerReport(rank, num, arrivals[rank], caused_ns[rank] / 1000) for rank, num in known.items()]
+    return sorted(rows, key=lambda row: (-row.wait_caused_us, row.rank))
 
 
 def _shows_last(each: CollectiveReport) -> bool:

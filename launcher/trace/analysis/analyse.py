@@ -21,7 +21,6 @@ from gpurun.launcher.trace.analysis.collectives.match import (
     bandwidths,
     last_rank,
     match,
-    stragglers,
 )
 from gpurun.launcher.trace.analysis.critical_path import (
     Graph,
@@ -56,7 +55,7 @@ from gpurun.launcher.trace.analysis.parallelism import (
     pipeline,
 )
 from gpurun.launcher.trace.analysis.rank_trace import MatchedRank, rank_trace
-from gpurun.launcher.trace.explain import CPU, explain, outlying_steps
+from gpurun.launcher.trace.explain import CPU, explain, outlying_steps, stragglers
 from gpurun.launcher.trace.model import (
     CollectivePart,
     CollectiveReport,
@@ -67,7 +66,6 @@ from gpurun.launcher.trace.model import (
     LaunchTotals,
     PipelineStage,
     Saving,
-    StragglerReport,
     Table,
     TraceReport,
     overall_gb_per_s,
@@ -280,7 +278,8 @@ def _report(ranked: Ranked, matched: Matched, notes: Sequence[Finding]) -> Trace
     views = tuple(_views(ranked, matched, base_ns))
     kinds = _kinds(ranked, matched)
     ranks = [rank for rank, _ in ranked.digests]
-    last_ranks = [last_rank(each, matched.clocks) for each in matched.collectives]
+    collectives = tuple(_collective(each, kinds.of(each), matched, base_ns) for each in matched.collectives)
+    is_any_matched = any(each.matched for each in matched.collectives)  # else no rank is known to be late
     report = TraceReport(
         schema=4,
         base_time_ns=base_ns if abs(base_ns) < MAX_UNIX_NS else 0,
@@ -290,11 +289,8 @@ def _report(ranked: Ranked, matched: Matched, notes: Sequence[Finding]) -> Trace
         clock_drift_bounds_ppm={str(rank): _bounds_ppm(matched.clocks.bounds.get(rank)) for rank in ranks},
         ranks=tuple(rank_trace(rank, view) for rank, view in views),
         groups={each.group: each.group_ranks for each in matched.collectives},
-        collectives=tuple(
-            _collective(each, last, kinds.of(each), matched, base_ns)
-            for each, last in zip(matched.collectives, last_ranks, strict=True)
-        ),
-        stragglers=_stragglers(matched, last_ranks, ranks),
+        collectives=collectives,
+        stragglers=tuple(stragglers(collectives, ranks)) if is_any_matched else (),
         parallelism=parallel_kinds(_whole(views), kinds),
         pipeline=pipeline(_whole(views), kinds.stages, matched.offsets),
     )
@@ -426,18 +422,7 @@ def _first_ns(rank: int, digest: Digest, clocks: Clocks) -> int:
     return clocks.realigned(rank, digest.base_ns, 0).time_ns(first_ns)
 
 
-def _stragglers(
-    matched: Matched, last_ranks: Sequence[int | None], ranks: Sequence[int]
-) -> tuple[StragglerReport, ...]:
-    """Empty if no collective is seen on two ranks: then no rank is known to be late."""
-    if not any(each.matched for each in matched.collectives):
-        return ()
-    return tuple(stragglers(matched.collectives, last_ranks, ranks))
-
-
-def _collective(
-    each: Collective, last: int | None, parallelism: str, matched: Matched, base_ns: int
-) -> CollectiveReport:
+def _collective(each: Collective, parallelism: str, matched: Matched, base_ns: int) -> CollectiveReport:
     algorithm, bus = bandwidths(each)
     return CollectiveReport(
         group=each.group,
@@ -448,7 +433,7 @@ def _collective(
         dtype=each.dtype,
         algorithm_gb_per_s=algorithm,
         bus_gb_per_s=bus,
-        last_rank=last,
+        last_rank=last_rank(each, matched.clocks),
         ranks=tuple(
             CollectivePart(
                 rank=part.rank,

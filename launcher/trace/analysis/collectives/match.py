@@ -34,7 +34,6 @@ from gpurun.launcher.trace.analysis.collectives.local_collectives import (
 from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, SAME_SIZE, SEND_RECV, SYNCHRONISING
 from gpurun.launcher.trace.kineto.columns import RankTuple
-from gpurun.launcher.trace.model import StragglerReport
 
 MAX_SLACK_NS = 5_000
 """Clocks that are known less well don't show how long a rank waited."""
@@ -159,17 +158,13 @@ def _until_all_came(part: RankPart, parts: Sequence[RankPart], clocks: Clocks) -
 
 
 def last_rank(collective: Collective, clocks: Clocks) -> int | None:
-    """The rank that arrived last, on aligned clocks; `None` if unclear, as with ties."""
-    return _last(collective.parts, clocks) if shows_last(collective) else None
-
-
-def shows_last(collective: Collective) -> bool:
-    """Whether it shows which rank came last, or that several did.
+    """The rank that arrived last, on aligned clocks; `None` if unclear, as with ties.
 
     Of messages that link several ranks none did: each rank waits for its own neighbours.
     """
-    num_ranks = len(collective.parts)
-    return collective.matched and num_ranks > 1 and not (collective.is_grouped and num_ranks > 2)
+    is_ring = collective.is_grouped and len(collective.parts) > 2
+    is_shown = collective.matched and len(collective.parts) > 1 and not is_ring
+    return _last(collective.parts, clocks) if is_shown else None
 
 
 def _last(parts: Sequence[RankPart], clocks: Clocks) -> int | None:
@@ -178,21 +173,6 @@ def _last(parts: Sequence[RankPart], clocks: Clocks) -> int | None:
     arrivals = [(part.start_ns - clocks.offsets[part.rank], part.rank) for part in parts]
     latest_ns, rank = max(arrivals)
     return rank if sum(start_ns == latest_ns for start_ns, _ in arrivals) == 1 else None
-
-
-def stragglers(
-    collectives: Sequence[Collective], last_ranks: Sequence[int | None], ranks: Sequence[int]
-) -> list[StragglerReport]:
-    """All ranks, sorted by how long the others waited for them; `last_ranks` has that of each collective."""
-    known, arrivals, caused_ns = Counter[int](), Counter[int](), Counter[int]()
-    for each, last in zip(collectives, last_ranks, strict=True):
-        if shows_last(each):
-            known.update(part.rank for part in each.parts)
-        if last is not None:
-            arrivals[last] += 1
-            caused_ns[last] += sum(waited_ns for rank, waited_ns in each.waits.items() if rank != last)
-    rows = [StragglerReport(rank, known[rank], arrivals[rank], caused_ns[rank] / 1000) for rank in ranks]
-    return sorted(rows, key=lambda row: (-row.wait_caused_us, row.rank))
 
 
 def bandwidths(collective: Collective) -> tuple[float | None, float | None]:
