@@ -176,6 +176,7 @@ REASONS: Cases = {
     "probe-nothing": "{workload} has measured nothing.",
     "gpu-slower": "The GPU is slower at every size up to {num_rows} rows, transfer included",
     "gpu-faster": "The GPU is faster from {num_rows} rows on, transfer included",
+    "gpu-faster-at": "The GPU is faster at {sizes} rows, but not at {num_rows}, transfer included",
     "probe-rate": "{series}: up to {rate} GFLOP/s",
     "probe-line": "{series}: {latency} + size / {rate} GB/s",
     "probe-point": "{series}: {last}",

@@ -15,7 +15,15 @@ from gpurun.launcher.grouping import grouped
 from gpurun.launcher.machine.accelerators import total_peak_flop_per_s
 from gpurun.launcher.rundir.records import PointRecord
 from gpurun.launcher.stats.estimates import median_interval
-from gpurun.launcher.units import Interval, format_ms, format_number, format_rate, size_text
+from gpurun.launcher.units import (
+    Interval,
+    format_count,
+    format_ms,
+    format_number,
+    format_rate,
+    listed,
+    size_text,
+)
 
 
 @dataclass(frozen=True)
@@ -273,12 +281,16 @@ def off_by(points: Sequence[CurvePoint], latency_us: float | None, gb_per_s: flo
     return max(max(ratio, 1 / ratio) for ratio in ratios)
 
 
+def sizes_compared(first: Curve, second: Curve) -> dict[int, bool]:
+    """Whether `second` is faster, by the sizes that both have."""
+    first_us = {p.size: p.time_us for p in first.points}
+    return {p.size: p.time_us < first_us[p.size] for p in second.points if p.size in first_us}
+
+
 def crossover(first: Curve, second: Curve) -> int | None:
     """The smallest common size from which on `second` is faster at every size."""
-    first_us = {p.size: p.time_us for p in first.points}
-    common = [(p.size, p.time_us < first_us[p.size]) for p in second.points if p.size in first_us]
     crossing = None
-    for size, is_faster in reversed(common):
+    for size, is_faster in reversed(sizes_compared(first, second).items()):
         if not is_faster:
             break
         crossing = size
@@ -298,9 +310,12 @@ def probe_summary(workload: str, results: Mapping[str, ProbeResult | None]) -> s
 
 def _sentences(workload: str, result: ProbeResult) -> list[str]:
     if workload == "crossover" and len(result.curves) == 2:
-        first = result.crossover_size
-        num_rows = result.curves[0].points[-1].size if first is None else first
-        return [reason("gpu-slower" if first is None else "gpu-faster", num_rows=num_rows)]
+        if result.crossover_size is not None:
+            return [reason("gpu-faster", num_rows=result.crossover_size)]
+        is_faster = sizes_compared(*result.curves)
+        sizes = [format_count(size) for size in is_faster if is_faster[size]]
+        num_rows = result.curves[0].points[-1].size
+        return [reason("gpu-faster-at" if sizes else "gpu-slower", sizes=listed(sizes), num_rows=num_rows)]
     return [_curve_sentence(curve_) for curve_ in result.curves]
 
 

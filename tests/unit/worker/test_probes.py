@@ -158,6 +158,13 @@ def test_the_gpu_pays_from_where_it_stays_ahead() -> None:
     assert crossover(cpu, line("GPU", {16: 0.1, 32: 0.1, 64: 1, 128: 1})) == 16
 
 
+def test_a_gpu_that_is_faster_in_between_is_not_slower_at_every_size(wording: Wording) -> None:
+    cpu = line("CPU", {16: 1, 32: 5, 64: 20, 128: 90})
+    between = ProbeResult((cpu, line("GPU", {16: 0.5, 32: 10, 64: 11, 128: 91})))
+    never = ProbeResult((cpu, line("GPU", {16: 10, 32: 10, 64: 21, 128: 91})))
+    wording(*(probe_summary("crossover", {"v": each}) for each in (between, never)))
+
+
 def test_the_summary_gives_one_number(wording: Wording) -> None:
     records = [record("CPU", 16, 1.0), record("GPU", 16, 9.0), record("CPU", 32, 9.0), record("GPU", 32, 2.0)]
     result = probe_result(records, "crossover", "NVIDIA H200", "fp32")
