@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpurun.launcher.compare.label import value_text
+from gpurun.launcher.compare.figures.searched import NOT_GIVEN, key_of, parts_of, shown_value
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.settings import SETTINGS
@@ -21,7 +21,6 @@ from gpurun.launcher.search.policy import Levels, MeasuredCombination, Posterior
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import plural
 
-NOT_GIVEN = "not given"
 NORMAL_95 = 1.96
 """Standard deviations around a normal variable's mean that hold 95 % of its values."""
 
@@ -99,7 +98,7 @@ class SearchKey:
     @property
     def name(self) -> str:
         """`bucket_mb`, `params width`, `args --workers`."""
-        return f"{self.setting} {self.part}".rstrip()
+        return key_of(self.setting, self.part)
 
     @property
     def levels(self) -> list[int]:
@@ -109,15 +108,12 @@ class SearchKey:
 
     def text(self, level: int) -> str:
         """The value with this number, as a report shows it."""
-        value = self.values[self.levels.index(level)]
-        if value is None:
-            return NOT_GIVEN
-        return value_text(value) or ("given" if self.setting == "args" else "none")
+        return shown_value(self.setting, self.values[self.levels.index(level)])
 
 
 def keys_of(variants: Sequence[Variant]) -> list[SearchKey]:
     """All by which these variants differ."""
-    rows = [dict(_values(variant)) for variant in variants]
+    rows = [_values(variant) for variant in variants]
     names = dict.fromkeys(name for row in rows for name in row)
     keys = [SearchKey(*name, tuple(row.get(name, NOT_GIVEN) for row in rows)) for name in names]
     return [key for key in keys if max(key.levels)]
@@ -179,33 +175,11 @@ def _time_change(log_time: float, deviation: float) -> TimeChange:
     return TimeChange(percent, (low, high))
 
 
-def _values(variant: Variant) -> list[tuple[tuple[str, str], Any]]:
-    """Key and value of everything by which variants may differ; a mapping has several, arguments too."""
-    found: list[tuple[tuple[str, str], Any]] = [(("split", ""), variant.split_name)]
-    for name in SETTINGS:
-        value = getattr(variant, name)
-        if name == "args":
-            found += [((name, option), text) for option, text in _options(value)]
-        elif isinstance(value, Mapping):
-            found += [((name, key), item) for key, item in value.items()]
-        elif name != "split":
-            found.append(((name, ""), value))
-    return found
-
-
-def _options(args: Sequence[str]) -> list[tuple[str, str]]:
-    """`--batch 64 --fast` as options with their values; what comes before the first one by its position."""
-    found: list[tuple[str, str]] = []
-    option = ""
-    for position, word in enumerate(args):
-        if word.startswith("-") and not word[1:2].isdigit():
-            option, _, value = word.partition("=")
-            found.append((option, value))
-        elif option:
-            found[-1] = (found[-1][0], f"{found[-1][1]} {word}".lstrip())
-        else:
-            found.append((str(position), word))
-    return found
+def _values(variant: Variant) -> dict[tuple[str, str], Any]:
+    """The value of everything by which variants may differ, by setting and part."""
+    settings = {name: getattr(variant, name) for name in SETTINGS if name != "split"}
+    named = {"split": variant.split_name, **settings}
+    return {(name, part): value for name, part, value in parts_of(named)}
 
 
 def refusals(spec: JobSpec) -> list[str]:

@@ -1,7 +1,7 @@
 """Trials and results of a search, from the files of its run."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import geometric_mean
 from typing import Any, Literal
@@ -10,6 +10,7 @@ from gpurun.launcher.compare.label import value_text
 from gpurun.launcher.findings.finding import Finding, finding, reason
 from gpurun.launcher.findings.finding_kinds import ADVICE
 from gpurun.launcher.grouping import grouped
+from gpurun.launcher.jobfile.yaml.describe import flow_text
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import Effect, SearchRecord, SearchSpace, TimeChange, TrialRecord
 from gpurun.launcher.units import (
@@ -121,14 +122,55 @@ def _compared(effect: Effect, behind: Mapping[str, TimeChange]) -> Effect:
 
 
 MOST_EFFECTS = 5
+NOT_GIVEN = "not given"
+
+
+def parts_of(settings: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """Setting, part and value: a mapping has several parts, arguments too; the part of others is empty."""
+    for name, value in settings.items():
+        if name == "args":
+            yield from ((name, option, text) for option, text in _options(value))
+        elif isinstance(value, Mapping):
+            yield from ((name, part, item) for part, item in value.items())
+        else:
+            yield name, "", value
+
+
+def _options(args: Sequence[str]) -> list[tuple[str, str]]:
+    """`--batch 64 --fast` as options with their values; what comes before the first one by its position."""
+    found: list[tuple[str, str]] = []
+    option = ""
+    for position, word in enumerate(args):
+        if word.startswith("-") and not word[1:2].isdigit():
+            option, _, value = word.partition("=")
+            found.append((option, value))
+        elif option:
+            found[-1] = (found[-1][0], f"{found[-1][1]} {word}".lstrip())
+        else:
+            found.append((str(position), word))
+    return found
+
+
+def key_of(setting: str, part: str) -> str:
+    """`bucket_mb`, `params width`, `args --workers`."""
+    return f"{setting} {part}".rstrip()
+
+
+def shown_value(setting: str, value: Any) -> str:
+    """The value of a setting or of its part, as an effect has it."""
+    if value is None:
+        return NOT_GIVEN
+    return value_text(value) or ("given" if setting == "args" else "none")
 
 
 def winner_findings(search: SearchResult, is_settled: bool) -> tuple[Finding, ...]:
     """Why the best combination is faster than the job's own; where that is settled, how to have it."""
     settings = {combination.variant: combination.settings for combination in search.combinations}
     own, best = (settings.get(name or "", {}) for name in (search.own, search.best))
-    keys = dict.fromkeys(effect.key for effect in search.effects)
-    other = [f"`{key}: {best[key]}`" for key in keys if key in best and best[key] != own.get(key)]
+    names = dict.fromkeys(effect.key.partition(" ")[0] for effect in search.effects)
+    other = [
+        f"`{name}: {flow_text(best[name])}`" for name in names if name in best and best[name] != own.get(name)
+    ]
     has_step = is_settled and other and own
     use_it = (
         (finding("act-on-cause", weight=0.5, case="settings", settings=other, what="fastest"),)
@@ -152,7 +194,9 @@ def costly_value(search: SearchResult) -> tuple[Finding, ...]:
     own = next(
         (combination.settings for combination in search.combinations if combination.variant == search.own), {}
     )
-    costs = [effect for effect in search.effects if str(own.get(effect.key)).lower() == effect.value]
+    lacked = {effect.key: NOT_GIVEN for effect in search.effects if effect.key.partition(" ")[0] in own}
+    values = lacked | {key_of(name, part): shown_value(name, value) for name, part, value in parts_of(own)}
+    costs = [effect for effect in search.effects if values.get(effect.key) == effect.value]
     known = [(effect, effect.at_best) for effect in costs if effect.at_best]
     slower = [(effect, change) for effect, change in known if change.ci and change.ci[0] > 0]
     return tuple(

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from gpurun.launcher.compare.build import compare_run
-from gpurun.launcher.compare.figures.searched import effects_note, search_result
+from gpurun.launcher.compare.figures.searched import effects_note, search_result, winner_findings
 from gpurun.launcher.errors import Interrupted, SpecError
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.machine.host import Machine
@@ -212,6 +212,39 @@ def test_an_effect_at_the_best_may_be_the_opposite_of_the_average(tmp_path: Path
     assert known(one.at_best).percent == pytest.approx(40.0)
     assert known(one.average).percent < -20
     wording(*(each.text for each in effects_note(search)), hide=r"[+−]\d.*?\)")
+
+
+@pytest.mark.parametrize(
+    ("own", "values", "best", "set_to"),
+    [
+        (
+            "gradient_as_bucket_view: false",
+            "[false, true]",
+            "true",
+            "`gradient_as_bucket_view: true`",
+        ),
+        ("split: even", "[even, '3:1']", "3:1", '`split: "3:1"`'),
+        ("params: {width: 64}", "[{width: 64}, {width: 128}]", "128", "`params: {width: 128}`"),
+    ],
+)
+def test_the_values_of_the_best_are_given_as_the_job_file_takes_them(
+    tmp_path: Path, own: str, values: str, best: str, set_to: str
+) -> None:
+    key = own.partition(":")[0]
+    job = f"workload: gpt\ndevices: cpu:2\nglobal_batch: 8\n{own}\n"
+    tuning = tuning_of(tmp_path, f"{job}compare: {{strategy: [ddp, zero1], {key}: {values}}}")
+    keys = {each.setting: each for each in keys_of(tuning.space.variants)}
+    texts = map(keys[key].text, keys[key].levels)
+    shown = dict(zip((each.id for each in tuning.space.variants), texts, strict=True))
+
+    def outcome(variant: Variant) -> Mapping[str, Any]:
+        return {"step_ms": (10.0 if shown[variant.id] == best else 20.0) * (1 + (variant.strategy == "ddp"))}
+
+    searched(tuning, outcome)
+    search = known(compare_run(tuning.run).search)
+    costs, use_it = winner_findings(search, is_settled=True)
+    assert sorted(use_it.figures["settings"]) == sorted(("`strategy: zero1`", set_to))
+    assert costs.figures["percent"] == pytest.approx(100)
 
 
 def test_where_the_best_was_compared_the_effect_is_that_of_the_comparison(tuning: Tuning) -> None:
