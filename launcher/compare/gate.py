@@ -163,11 +163,11 @@ FIGURES: Mapping[Outcome, Callable[[Gate], dict[str, Any]]] = {
 
 
 def _visible(gate: Gate) -> tuple[Finding, ...]:
-    """The smallest change that it could have seen, of the variant for which that is least; if that is any."""
-    seen = [row.seen_percent for row in gate.of(UNDECIDED) if row.seen_percent is not None]
-    if not seen or max(seen) > MOST_SHOWN:
+    """The smallest change that it would have seen in whichever undecided variant; none if that is large."""
+    seen = max((row.seen_percent or 0.0 for row in gate.of(UNDECIDED)), default=0.0)
+    if not 0 < seen <= MOST_SHOWN:
         return ()
-    least = f"{format_number(round_up(max(seen), 1), 1)} %"
+    least = f"{format_number(round_up(seen, 1), 1)} %"
     return (finding("plan-note", case="smallest-seen", chance_percent=100 * POWER, seen=least),)
 
 

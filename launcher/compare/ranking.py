@@ -616,7 +616,7 @@ def pareto_front(results: Sequence[VariantResult]) -> list[VariantResult]:
 def by_rank(comparison: Comparison) -> tuple[list[VariantResult], list[VariantResult]]:
     """Variants with figures that count, the leader first, then the others fastest first; and the rest.
 
-    Where splits can't be ranked, they keep the job's order, which claims nothing.
+    Where variants can't be ranked, they keep the job's order, which claims nothing.
     """
     if comparison.is_unranked or comparison.gate:
         ranked = [variant for variant in comparison.variants if is_ranked(variant)]

@@ -161,7 +161,7 @@ ANSWERS: Mapping[str, Kind] = {
     ),
     "not-ranked": Kind(
         "answer",
-        "these splits can't be ranked: {case}[; {num_more} more like that]",
+        "these variants can't be ranked: {case}[; {num_more} more like that]",
         "The clock of a GPU was throttled; by how much longer steps took isn't known.",
         _NVML,
         _COOL,
@@ -630,7 +630,6 @@ REMEDIES: Mapping[str, Kind] = {
     ),
 }
 
-_NOTED = "The plan of the run."
 _DETAILS: Mapping[str, tuple[str, str, str, str]] = {
     "slower": (
         f"{{other}} {{how}}{_RANGE}",
@@ -652,8 +651,8 @@ _DETAILS: Mapping[str, tuple[str, str, str, str]] = {
     ),
     "plan-note": (
         "{case}",
-        "What gpurun decided when it planned the run.",
-        _NOTED,
+        "What gpurun decided when it planned the run, or what the run's figures show beside the verdicts.",
+        "The plan of the run; effects and the smallest difference seen are from its measurements.",
         "Nothing, or set the key that it names.",
     ),
     "within-launches": (

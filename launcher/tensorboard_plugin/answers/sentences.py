@@ -117,7 +117,7 @@ def untraced(variant: VariantResult, comparison: Comparison) -> str | None:
 
 
 def difference_interval(variant: VariantResult) -> str:
-    """`± 0.8`, in percentage points, or `+29.1 to +181.6`, as next to the verdict in the terminal."""
+    """`± 0.8`, in percentage points; `+29.1 to +181.6`, in percent, where the terminal shows both ends."""
     text, difference = uncertainty_text(variant.vs_baseline).plain, variant.vs_baseline
     if " " in text and difference is not None and difference.ci is not None:
         return interval_text(difference.ci)
