@@ -16,12 +16,11 @@ from gpurun.launcher.compare.figures.ranks import (
 )
 from gpurun.launcher.compare.figures.recorded import (
     LEAST_AROUND,
+    LEAST_OTHER_WORK,
     MeasuredVariant,
-    around_note,
     gpu_names,
     has_cold_peak,
     median_attempt,
-    other_work,
     planned_launch,
     read_measured,
     steps_of_launches,
@@ -48,8 +47,6 @@ from gpurun.launcher.compare.load_findings import less_load
 from gpurun.launcher.compare.model import (
     CONCLUSIONS,
     Comparison,
-    Difference,
-    Fitting,
     Gate,
     OpenPair,
     VariantResult,
@@ -112,23 +109,6 @@ class _Recorded:
     restarts: Sequence[Restart]
 
 
-@dataclass(frozen=True)
-class _Judged:
-    """The variants with their verdicts, and what is still to be measured."""
-
-    variants: tuple[VariantResult, ...]
-    ranking: Standings | None
-    gate: Gate | None
-    of_gate: tuple[Finding, ...]
-    """The findings of the gate."""
-    open: tuple[OpenPair, ...]
-    is_measured: bool
-
-    @property
-    def leader(self) -> VariantResult | None:
-        return self.ranking.leader if self.ranking else None
-
-
 def compare_run(run: RunDir) -> Comparison:
     """Everything that the run has found out so far.
 
@@ -140,15 +120,14 @@ def compare_run(run: RunDir) -> Comparison:
     results, of_variants = variant_results(
         run, differences, recorded.host, _stated_peaks(recorded.job), recorded.plan.nodes
     )
-    judged = _judge(recorded, differences, results)
-    found = _compared(run, recorded, differences, judged)
+    found, ranking = _compared(run, recorded, differences, results)
     took_s = launches_s(recorded.events, recorded.commands)
     findings = (*found.findings, *_notes(found, run, recorded, differences.within, took_s))
     said = [
         (variant, each)
-        for variant, its in zip(judged.variants, of_variants, strict=True)
+        for variant, its in zip(found.variants, of_variants, strict=True)
         for each in its
-        if judged.leader is not None or each.figures.get("case") != "traced-far"  # else nothing was ranked
+        if ranking is not None or each.figures.get("case") != "traced-far"
     ]
     findings = (*findings, *more_launches_note(findings, recorded.plan), *named_once(said, len(results)))
     return replace(found, findings=ranked(findings), measured_s=round(sum(took_s.values()), 3))
@@ -192,40 +171,33 @@ def _read(run: RunDir) -> _Recorded:
     )
 
 
-def _judge(recorded: _Recorded, differences: Differences, results: tuple[VariantResult, ...]) -> _Judged:
-    """Ranks the variants, or applies the gate, and finds what no launch has decided yet."""
-    plan, looks = recorded.plan, recorded.looks
-    gate, of_gate = gate_of_run(plan, differences, results, looks, _less(recorded, results)) or (None, ())
+def _compared(
+    run: RunDir, recorded: _Recorded, differences: Differences, results: tuple[VariantResult, ...]
+) -> tuple[Comparison, Standings | None]:
+    """The comparison without its notes, and the ranking; `None` where nothing is ranked."""
+    plan, less = recorded.plan, less_load(results, recorded.host.get("cpu_cores"))
+    gate, of_gate = gate_of_run(plan, differences, results, recorded.looks, less) or (None, ())
     if gate is not None:
-        results = with_verdicts(results, rows_of_gate(gate, results))
+        rows = rows_of_gate(gate, results)
+        results = tuple(replace(result, vs_baseline=rows[result.id]) for result in results)
     ranking = standings(results, differences) if is_one_task(plan) and gate is None else None
+    results = with_lead(results, ranking)
     undecided = open_pairs(ranking, differences) if ranking else ()
-    left = still_open(gate) if gate else undecided
-    is_void = gate is not None and gate.outcome == UNDECIDED and not left  # no launch decides it
-    has_nothing = not any(variant.counts for variant in recorded.measured.values())
-    ended = has_ended(plan, looks, left) or is_void or has_nothing
-    is_measured = ended and all(is_complete(variant, plan) for variant in recorded.measured.values())
-    return _Judged(with_lead(results, ranking), ranking, gate, of_gate, undecided, is_measured)
-
-
-def _compared(run: RunDir, recorded: _Recorded, differences: Differences, judged: _Judged) -> Comparison:
-    """The comparison without its notes."""
-    plan, results, ranking, gate = recorded.plan, judged.variants, judged.ranking, judged.gate
-    less = _less(recorded, results)
-    answer = judged.of_gate or conclude(plan, results, ranking, judged.is_measured, differences.within, less)
+    is_measured = _is_measured(recorded, gate, undecided)
+    answer = of_gate or conclude(plan, results, ranking, is_measured, differences.within, less)
     if not (recorded.job.get("profile") or {"steps": 1}).get("steps"):
         answer = tuple(_asked_for_trace(each) for each in answer)
-    named = judged.leader.id if judged.leader and not differences.is_throttled else None
-    fits = _fitting(recorded, results, differences) if named else None
-    search = _searched(run, judged)
+    named = ranking.leader.id if ranking and not differences.is_throttled else None
+    limit = recorded.job.get("memory") if named else None
+    fits = fitting_in(limit, results, differences) if limit else None
+    search, is_settled = _searched(run, ranking), ranking is not None and ranking.is_settled
     found = [fits[1]] if fits else []
-    is_settled = ranking is not None and ranking.is_settled
     if search:
         found += [
             finding("plan-note", case="planned", note=search.summary.removesuffix(".")),
             *winner_findings(search, is_settled),
         ]
-    return Comparison(
+    comparison = Comparison(
         schema=SCHEMA,
         name=plan.name,
         job=recorded.job,
@@ -234,15 +206,15 @@ def _compared(run: RunDir, recorded: _Recorded, differences: Differences, judged
         ci_level=1 - ALPHA if len(plan.variants) > 1 and gate is None else None,
         noise=noise(differences),
         variants=results,
-        fastest=named if ranking and ranking.is_settled else None,
+        fastest=named if is_settled else None,
         findings=(*untried(answer, search), *dangers(results), *found),
         restarts=len(recorded.restarts),
         resumed=next((command.resumed for command in reversed(recorded.commands)), None),
-        complete=judged.is_measured and (search is None or search.is_over),
+        complete=is_measured and (search is None or search.is_over),
         batch_curves=batch_curves(results),
         unit=differences.unit,
         leader=named,
-        open=judged.open,
+        open=undecided,
         scatter=scatter(differences),
         code=run.read_code(),
         fitting=fits[0] if fits else None,
@@ -250,10 +222,16 @@ def _compared(run: RunDir, recorded: _Recorded, differences: Differences, judged
         gate=gate,
         conclusions=CONCLUSIONS,
     )
+    return comparison, ranking
 
 
-def _less(recorded: _Recorded, results: Sequence[VariantResult]) -> Finding:
-    return less_load(results, recorded.host.get("cpu_cores"))
+def _is_measured(recorded: _Recorded, gate: Gate | None, undecided: Sequence[OpenPair]) -> bool:
+    """Whether no other launch follows, and every variant has all of its launches."""
+    plan, left = recorded.plan, still_open(gate) if gate else undecided
+    is_void = gate is not None and gate.outcome == UNDECIDED and not left  # no launch decides it
+    has_nothing = not any(variant.counts for variant in recorded.measured.values())
+    ended = has_ended(plan, recorded.looks, left) or is_void or has_nothing
+    return ended and all(is_complete(variant, plan) for variant in recorded.measured.values())
 
 
 def _asked_for_trace(found: Finding) -> Finding:
@@ -261,24 +239,17 @@ def _asked_for_trace(found: Finding) -> Finding:
     return with_figures(found, case="untraced") if found.figures.get("case") == "why-untraced" else found
 
 
-def _fitting(
-    recorded: _Recorded, results: Sequence[VariantResult], differences: Differences
-) -> tuple[Fitting, Finding] | None:
-    """The fastest variant within the job's `memory`; `None` where the job states none."""
-    limit = recorded.job.get("memory")
-    return fitting_in(limit, results, differences) if limit else None
-
-
-def _searched(run: RunDir, judged: _Judged) -> SearchResult | None:
+def _searched(run: RunDir, ranking: Standings | None) -> SearchResult | None:
     """The result of `gpurun tune`, with the differences of its fastest combination from those compared."""
-    leader, ranking = judged.leader, judged.ranking
-    against = leader.vs_baseline if leader else None
-    behind = {
-        rival.result.id: TimeChange(rival.behind.percent, rival.behind.ci)
-        for rival in (ranking.rivals if ranking else ())
+    if ranking is None:
+        return search_result(run, None, None, {})
+    against = ranking.leader.vs_baseline
+    changes = {
+        rival.result.id: TimeChange(rival.behind.percent, rival.behind.ci, rival.result.id)
+        for rival in ranking.rivals
         if rival.behind.percent is not None
     }
-    return search_result(run, leader.id if leader else None, against.percent if against else None, behind)
+    return search_result(run, ranking.leader.id, against.percent if against else None, changes)
 
 
 def _notes(
@@ -317,15 +288,26 @@ def work_notes(
     results: Sequence[VariantResult], measured: Mapping[str, MeasuredVariant]
 ) -> tuple[Finding, ...]:
     """The note that steps of programs may do different work: no samples are known, and numbers differ."""
-    ranked = [
-        result
+    made = {
+        result.id: most_steps(measured[result.id])
         for result in results
         if is_ranked(result) and result.kind.runs_program and result.global_batch is None
-    ]
-    made = {variant_label(result): most_steps(measured[result.id]) for result in ranked}
-    known = [result for result in ranked if not measured[result.id].has_only_first]
-    run_s = {variant_label(result): result.wall_s for result in known if result.wall_s is not None}
-    return other_work({name: num for name, num in made.items() if num}, run_s)
+    }
+    known = [result for result in results if made.get(result.id)]
+    most, fewest = (pick(known, key=lambda each: made[each.id], default=None) for pick in (max, min))
+    if most is None or fewest is None or made[most.id] < (1 + LEAST_OTHER_WORK) * made[fewest.id]:
+        return ()
+    run_s, other_s = (None if measured[each.id].has_only_first else each.wall_s for each in (most, fewest))
+    found = noticed(
+        "other-work",
+        one=variant_label(most),
+        num_steps=made[most.id],
+        other=variant_label(fewest),
+        other_steps=made[fewest.id],
+        run_s=run_s,
+        other_s=other_s,
+    )
+    return (found,)
 
 
 def most_steps(measured: MeasuredVariant) -> int:
@@ -340,7 +322,19 @@ def around_notes(measured: Iterable[MeasuredVariant]) -> list[Finding]:
     record, found = max(medians, key=lambda each: each[1].outside, default=(None, None))
     if record is None or found is None or found.outside < LEAST_AROUND * found.total:
         return []
-    return [around_note(variant_label(record.variant), found, len(record.around_s), len(medians))]
+    note = finding(
+        "time-spent",
+        case="program",
+        where=variant_label(record.variant),
+        num_programs=len(medians) if len(medians) > 1 else None,
+        num_attempts=len(record.around_s) if len(record.around_s) > 1 else None,
+        run_s=found.total,
+        before_s=found.before,
+        steps_s=found.steps,
+        num_steps=found.num_steps,
+        after_s=found.after,
+    )
+    return [note]
 
 
 def _differences(recorded: _Recorded) -> Differences:
@@ -390,13 +384,6 @@ def _without_peak(result: VariantResult, host: Mapping[str, Any]) -> list[Findin
         return []
     unknown = sorted(name for name in names if not peak_tflop_per_s(name, result.precision or ""))
     return [noticed("no-peak", gpus=listed(unknown), precision=result.precision)]
-
-
-def with_verdicts(
-    results: Sequence[VariantResult], rows: Mapping[str, Difference | None]
-) -> tuple[VariantResult, ...]:
-    """The results with these differences from the baseline."""
-    return tuple(replace(result, vs_baseline=rows[result.id]) for result in results)
 
 
 def _noticed(

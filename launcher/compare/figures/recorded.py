@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from gpurun.launcher.findings.finding import Finding, finding, noticed, reason
+from gpurun.launcher.findings.finding import Finding, noticed, reason
 from gpurun.launcher.findings.run_cases import STOPPED
 from gpurun.launcher.grouping import grouped
 from gpurun.launcher.machine.accelerators import CPU, recorded_names, total_peak_flop_per_s
@@ -76,7 +76,10 @@ def _last_half(
     what to say of it; `None` of a program that had enough timed steps on all ranks in every launch.
     """
     nums = steps_of_launches(steps)
-    fewest = {launch: min(num_timed(of_rank, launch) for of_rank in steps.values()) for launch in nums}
+    timed_of = [
+        Counter(step.launch for step in of_rank if step.kind == "timed") for of_rank in steps.values()
+    ]
+    fewest = {launch: min(of_rank[launch] for of_rank in timed_of) for launch in nums}
     enough = {planned_launch(launch) for launch, num in fewest.items() if num >= LEAST_TIMED}
     short = {launch: num for launch, num in nums.items() if planned_launch(launch) not in enough}
     halves = {launch: range(num // 2, num) for launch, num in short.items() if num >= LEAST_STEPS}
@@ -96,11 +99,6 @@ def _last_half(
         enough=USUALLY_ENOUGH if num < USUALLY_ENOUGH else None,
     )
     return found, said
-
-
-def num_timed(steps: Iterable[StepRecord], launch: str) -> int:
-    """How many steps of one rank were timed in a launch."""
-    return sum(step.launch == launch and step.kind == "timed" for step in steps)
 
 
 def whole_rounds(steps: Iterable[StepRecord]) -> set[tuple[str, int]]:
@@ -224,49 +222,11 @@ def median_attempt(attempts: Sequence[Around]) -> Around | None:
     return ordered[(len(ordered) - 1) // 2] if ordered else None
 
 
-def around_note(name: str, found: Around, num_attempts: int, num_programs: int) -> Finding:
-    """The note on where a program's time went: of several, the one with most time outside of its steps."""
-    return finding(
-        "time-spent",
-        case="program",
-        where=name,
-        num_programs=num_programs if num_programs > 1 else None,
-        num_attempts=num_attempts if num_attempts > 1 else None,
-        run_s=found.total,
-        before_s=found.before,
-        steps_s=found.steps,
-        num_steps=found.num_steps,
-        after_s=found.after,
-    )
-
-
 def with_longest(median_ms: float | None, step_ms: float) -> tuple[Finding, ...]:
     """The finding about a program whose mean step is longer than most steps of its slowest rank."""
     if not median_ms or step_ms < (1 + LEAST_LONGER) * median_ms:
         return ()
     return (noticed("longest-steps", median_ms=median_ms, step_ms=step_ms),)
-
-
-def other_work(made: Mapping[str, int], run_s: Mapping[str, float]) -> tuple[Finding, ...]:
-    """The note that a step of one variant may do more than one of another, since it makes fewer of them.
-
-    Args:
-        made: steps of a launch, by the name of the variant.
-        run_s: how long each ran.
-    """
-    most, fewest = max(made, key=made.__getitem__, default=""), min(made, key=made.__getitem__, default="")
-    if not made or made[most] < (1 + LEAST_OTHER_WORK) * made[fewest]:
-        return ()
-    found = noticed(
-        "other-work",
-        one=most,
-        num_steps=made[most],
-        other=fewest,
-        other_steps=made[fewest],
-        run_s=run_s.get(most),
-        other_s=run_s.get(fewest),
-    )
-    return (found,)
 
 
 def _timed_from(step: StepRecord, halves: Mapping[str, range]) -> StepRecord:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import geometric_mean
+from types import MappingProxyType
 from typing import Any, Literal
 
 from gpurun.launcher.compare.label import value_text
@@ -86,7 +87,10 @@ class SearchResult(SearchSpace):
 
 
 def search_result(
-    run: RunDir, best: str | None, percent: float | None, behind: Mapping[str, TimeChange] | None = None
+    run: RunDir,
+    best: str | None,
+    percent: float | None,
+    behind: Mapping[str, TimeChange] = MappingProxyType({}),
 ) -> SearchResult | None:
     """The result of a search so far; `None` for a run that isn't a search.
 
@@ -94,14 +98,17 @@ def search_result(
         run: whose directory has the records of the search.
         best: the leader of those that are compared at its end; `None` before any is measured.
         percent: how much slower that is than their baseline.
-        behind: how much slower the others are than that.
+        behind: how much slower the others are than that, by the comparison at the end.
     """
     record = run.read_search()
     if record is None:
         return None
     tried = _tried(run.read_trials(), record.memory_gib)
     best = best or record.best
-    effects = (_compared(effect, behind or {}) for effect in record.effects_at.get(best or "", ()))
+    effects = (
+        replace(effect, at_best=effect.at_best and behind.get(effect.at_best.variant or "", effect.at_best))
+        for effect in record.effects_at.get(best or "", ())
+    )
     derived = {
         "best": best,
         "tried": len(tried),
@@ -113,12 +120,6 @@ def search_result(
         "effects": tuple(effects),
     }
     return SearchResult(**{each.name: getattr(record, each.name) for each in fields(SearchSpace)} | derived)
-
-
-def _compared(effect: Effect, behind: Mapping[str, TimeChange]) -> Effect:
-    """The effect with what the comparison at the end shows of the two combinations, where it has both."""
-    other = (effect.at_best and effect.at_best.variant) or ""
-    return replace(effect, at_best=replace(behind[other], variant=other)) if other in behind else effect
 
 
 MOST_EFFECTS = 5

@@ -256,7 +256,7 @@ def test_where_the_best_was_compared_the_effect_is_that_of_the_comparison(tuning
         for one in record.effects_at[best]
         if one.at_best and one.at_best.variant in record.finalists
     )
-    found = search_result(tuning.run, best, None, {known(other): TimeChange(40.0, (38.0, 42.0))})
+    found = search_result(tuning.run, best, None, {known(other): TimeChange(40.0, (38.0, 42.0), other)})
     changes = [one.at_best for one in known(found).effects if one.at_best]
     assert {one.percent for one in changes if one.variant == other} == {40.0}
     assert all(one.percent != 40.0 for one in changes if one.variant != other)
