@@ -33,21 +33,19 @@ from gpurun.launcher.compare.model import (
 from gpurun.launcher.findings.finding import reason
 from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.plan.model import node_of_device
-from gpurun.launcher.rundir.records import MEASURED, Look, RoundTime
-from gpurun.launcher.stats.core_waiting import cpu_ns_of_rounds
+from gpurun.launcher.rundir.records import MEASURED, Look
+from gpurun.launcher.stats.core_waiting import RoundKey, cpu_ns_of_rounds
 from gpurun.launcher.stats.estimates import (
     ALPHA,
     MIN_LAUNCHES,
     RELEVANT_PERCENT,
     Family,
     IntervalAt,
-    fewest_values,
     holm,
     launch_values,
     launches_needed,
     percent_from_log,
     percent_interval,
-    round_differences,
     squares,
     verdict_of,
     wilcoxon_interval,
@@ -141,22 +139,18 @@ class Differences:
             return found
         if self.unit == "launch" or not self.share_launches(variant, other):
             seen = plural(len(self.family.differences(variant, other)), "launch")
-            return found if ci else replace(found, why=_too_few(seen, MIN_LAUNCHES))
+            return found if ci else replace(found, why=_too_few(seen))
         if ci is not None:
             is_open = ci[0] <= 0 <= ci[1] and not self.is_throttled
             return replace(found, why=self._outlying(variant, other) if is_open else None)
-        rounds, alpha = self.paired_rounds(variant, other), ALPHA * self.share_of_level
+        rounds, alpha = self.pairs(variant, other), ALPHA * self.share_of_level
         outlying = self._outlying(variant, other) if wilcoxon_interval(rounds, alpha) else None
-        few = _too_few(plural(len(rounds), "round"), fewest_values(alpha / num), num)
-        return replace(found, why=outlying or few)
+        return replace(found, why=outlying or _too_few(plural(len(rounds), "round"), num))
 
     def _outlying(self, variant: str, other: str) -> str | None:
         """The round without which the two differ in one direction; `None` if there isn't just one."""
         centre = self.estimate(variant, other) or 0.0
-        pairs = {(round_.launch, round_.round) for round_ in self.measured[other].timed}
-        common = [round_ for round_ in self.measured[variant].timed if (round_.launch, round_.round) in pairs]
-        differences = self.paired_rounds(variant, other)
-        opposed = [round_ for round_, d in zip(common, differences, strict=True) if d * centre <= 0]
+        opposed = [key for key, d in self.paired_rounds(variant, other).items() if d * centre <= 0]
         if len(opposed) != 1:
             return None
         found = [_outlying_round(self.measured[name], opposed[0]) for name in (variant, other)]
@@ -184,7 +178,7 @@ class Differences:
         """ln(t / t of the other) of every pair that an interval is made of."""
         if self.unit == "launch" or not self.share_launches(variant, other):
             return self.family.differences(variant, other)
-        return self.paired_rounds(variant, other)
+        return list(self.paired_rounds(variant, other).values())
 
     def without_load(self, variant: str, other: str, centre: float) -> WithoutLoad:
         """The difference less what ranks waited for other load, if that is known.
@@ -227,13 +221,16 @@ class Differences:
         """The interval over launches; over rounds if launches are too few and both ran in the same ones."""
         if self.unit == "launch":
             return partial(self.family.interval, variant, other)
-        rounds = self.paired_rounds(variant, other) if self.share_launches(variant, other) else ()
+        rounds = self.pairs(variant, other) if self.share_launches(variant, other) else ()
         return lambda alpha: wilcoxon_interval(rounds, alpha * self.share_of_level)
 
-    def paired_rounds(self, variant: str, other: str) -> tuple[float, ...]:
-        """ln(t / t of the other) of every round that both have."""
-        a, b = self.measured[variant], self.measured[other]
-        return round_differences(a.timed, b.timed, samples_ratio(a, b))
+    def paired_rounds(self, variant: str, other: str) -> dict[RoundKey, float]:
+        """ln(t / t of the other), per sample, of every round that both have, by launch and number."""
+        a, b = (self.measured[name] for name in (variant, other))
+        others = {key: log for its in b.logs.values() for key, log in its.items()}
+        offset = math.log((a.variant.global_batch or 1) / (b.variant.global_batch or 1))
+        logs = (item for its in a.logs.values() for item in its.items())
+        return {key: log - others[key] - offset for key, log in logs if key in others}
 
     def share_launches(self, variant: str, other: str) -> bool:
         """Whether they run in the same processes, so that their rounds are pairs."""
@@ -290,10 +287,8 @@ def _less_waiting(measured: MeasuredVariant, bound: Bound) -> MeasuredVariant | 
     ):
         return None
     quiet = {key: math.log1p(-share) for key, share in shares.items()}
-    timed = (replace(x, step_ns=x.step_ns * (1 - shares[x.launch, x.round])) for x in measured.timed)
     return replace(
         measured,
-        timed=tuple(timed),
         logs={
             repetition: {k: log + quiet[k] for k, log in its.items()}
             for repetition, its in measured.logs.items()
@@ -356,15 +351,14 @@ def _launch_values(
     return values, control
 
 
-def _too_few(seen: str, enough: int, num: int = 1) -> str:
-    """`6 rounds are too few to rule out chance in 2 comparisons; that takes at least 7`."""
+def _too_few(seen: str, num: int = 1) -> str:
+    """`6 rounds are too few to rule out chance in 2 comparisons`."""
     are = "is" if seen.startswith("1 ") else "are"
-    return reason("few", seen=seen, are=are, num=num if num > 1 else None, enough=enough)
+    return reason("few", seen=seen, are=are, num=num if num > 1 else None)
 
 
-def _outlying_round(measured: MeasuredVariant, outlying: RoundTime) -> tuple[float, str] | None:
+def _outlying_round(measured: MeasuredVariant, at: RoundKey) -> tuple[float, str] | None:
     """The ratio of a round to all others, and its text, if it is farther than these are from each other."""
-    at = (outlying.launch, outlying.round)
     others = [round_.step_ns for round_ in measured.timed if (round_.launch, round_.round) != at]
     ns = next(round_.step_ns for round_ in measured.timed if (round_.launch, round_.round) == at)
     low, high = min(others), max(others)
@@ -535,34 +529,24 @@ def _launches_needed(percent: float | None, scatter: float | None) -> int | None
     return launches_needed(percent_from_log(deciding), 100 * scatter) if deciding > 0 else None
 
 
-@dataclass(frozen=True)
-class Following:
-    """The next measurements of a run with a budget."""
-
-    is_decided: bool
-    """Whether nothing is left that more launches would decide."""
-    variants: tuple[str, ...]
-    """The variants to launch next, in the order of the plan."""
-
-
-def following(comparison: Comparison) -> Following:
-    """Close rivals get the launches; a variant gets none once it is clear how it compares with the leader and
-    with the baseline.
+def following(comparison: Comparison) -> tuple[str, ...]:
+    """The variants to launch next, in the order of the plan: close rivals, and those of which it isn't clear
+    how they compare with the leader or with the baseline.
 
     The baseline stays: all figures of the table are relative to it. A row of the table that is open doesn't
     prolong the run, but is measured as long as it goes on.
     """
-    ranked = [variant.id for variant in comparison.variants if is_ranked(variant)]
-    if comparison.leader is None:
-        return Following(False, tuple(ranked))
-    left = {comparison.leader, comparison.baseline, *(pair.variant for pair in comparison.open)}
-    left |= {variant.id for variant in comparison.variants if has_open_row(variant)}
-    return Following(not comparison.open, tuple(variant for variant in ranked if variant in left))
-
-
-def has_open_row(result: VariantResult) -> bool:
-    """Whether its verdict against the baseline is still to be found."""
-    return result.vs_baseline is not None and result.vs_baseline.verdict == "inconclusive"
+    named = {comparison.leader, comparison.baseline, *(pair.variant for pair in comparison.open)}
+    return tuple(
+        variant.id
+        for variant in comparison.variants
+        if is_ranked(variant)
+        and (
+            comparison.leader is None
+            or variant.id in named
+            or (variant.vs_baseline is not None and variant.vs_baseline.verdict == "inconclusive")
+        )
+    )
 
 
 def fastest_first(results: Sequence[VariantResult]) -> list[VariantResult]:

@@ -282,10 +282,8 @@ def next_rounds(
     behind, look, chosen = _behind_percent(comparison), next_look(repetitions), following(comparison)
     # Few launches say nothing of others. Other load may hide the leader, but not what was fastest so far.
     is_early = repetitions < next_look(0)
-    variants = [
-        variant for variant, by in behind.items() if is_early or by == 0 or variant in chosen.variants
-    ]
-    if chosen.is_decided and not is_early:
+    variants = [variant for variant, by in behind.items() if is_early or by == 0 or variant in chosen]
+    if comparison.leader is not None and not comparison.open and not is_early:
         return {}
     scatter = comparison.scatter
     if is_early and scatter.launch_percent is not None:  # that of a few launches may be small by chance

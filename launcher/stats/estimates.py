@@ -17,18 +17,17 @@ as what the differences are doesn't decide when they are taken.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from itertools import count
 from statistics import NormalDist, fmean, median, stdev, variance
 from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpurun.launcher.rundir.records import Look, RoundTime
+from gpurun.launcher.rundir.records import Look
 from gpurun.launcher.stats.schedule import ROUNDS
 from gpurun.launcher.units import Interval
 
@@ -267,11 +266,6 @@ def walsh_rank(num_values: int, alpha: float) -> int:
     return int(np.searchsorted(tail, alpha / 2 * (1 + 1e-12), side="right"))
 
 
-def fewest_values(alpha: float) -> int:
-    """The smallest number of differences of which `wilcoxon_interval` makes an interval."""
-    return next(num for num in count(1) if walsh_rank(num, alpha))
-
-
 def signed_rank_probabilities(num_values: int) -> NDArray[np.float64]:
     """P(T = t) for t = 0 … n(n+1)/2 when every sign is a fair coin: by dynamic programming over the ranks."""
     probabilities = np.zeros(num_values * (num_values + 1) // 2 + 1)
@@ -327,26 +321,6 @@ def trend(values: Sequence[float]) -> tuple[float, float] | None:
     is_between = min(first, last) < second < max(first, last)
     is_sure = abs(score) - 1 > NormalDist().inv_cdf(0.975) * error
     return (first, last) if is_sure and is_between else None
-
-
-def round_differences(
-    rounds: Iterable[RoundTime], baseline: Iterable[RoundTime], samples_ratio: float = 1.0
-) -> tuple[float, ...]:
-    """d = ln(t / t_baseline) for every round that both have, in the order of `rounds`.
-
-    Args:
-        rounds: a variant's rounds; a round is known by its launch and number.
-        baseline: the baseline's.
-        samples_ratio: the variant's global batch over the baseline's. Where it isn't 1, time per sample is
-            compared, since the step times alone would call the smaller batch faster.
-    """
-    baseline_ns = {(other.launch, other.round): other.step_ns for other in baseline}
-    offset = math.log(samples_ratio)
-    return tuple(
-        math.log(round_.step_ns / baseline_ns[round_.launch, round_.round]) - offset
-        for round_ in rounds
-        if (round_.launch, round_.round) in baseline_ns
-    )
 
 
 def percent_from_log(log_ratio: float) -> float:
@@ -426,18 +400,17 @@ def level_at(looks: Sequence[Look], launches: int, alpha: float = ALPHA) -> floa
     if not looks:
         return alpha
     number = next((i for i, look in enumerate(looks) if look.launches >= launches), len(looks) - 1)
-    return levels(tuple(looks[: number + 1]), alpha)[-1]
+    return last_level(tuple(looks[: number + 1]), alpha)
 
 
-@lru_cache(maxsize=4096)
-def levels(looks: tuple[Look, ...], alpha: float = ALPHA) -> tuple[float, ...]:
-    """Level of each look. An interval of Student's t with that level is used at the look.
+def last_level(looks: tuple[Look, ...], alpha: float = ALPHA) -> float:
+    """Level of the last of these looks. An interval of Student's t with that level is used at the look.
 
     Source: Lan and DeMets, Discrete sequential boundaries for clinical trials, Biometrika 70 (1983), with
     the power family of Kim and DeMets, Biometrika 74 (1987). Levels, not boundaries, are carried over to t:
     Jennison and Turnbull, Group Sequential Methods (2000), 4.4.
     """
-    return tuple(2 * NormalDist().cdf(-stage.bound) for stage in _stages(looks, alpha * SHARE_OF_ALPHA))
+    return 2 * NormalDist().cdf(-_stage(looks, alpha * SHARE_OF_ALPHA).bound)
 
 
 @dataclass(frozen=True, eq=False)
@@ -451,12 +424,6 @@ class _Stage:
     """Density times width, at `sums`."""
     launches: int
     spent: float
-
-
-def _stages(looks: tuple[Look, ...], alpha: float) -> list[_Stage]:
-    if not looks:
-        return []
-    return [*_stages(looks[:-1], alpha), _stage(looks, alpha)]
 
 
 @lru_cache(maxsize=8192)
@@ -566,7 +533,7 @@ def best_rounds(
 @lru_cache(maxsize=4096)
 def _deviations(launches: int) -> float:
     """The detectable difference in standard deviations of a launch: by the last look alone."""
-    level = levels(planned_looks(min(launches, 200)))[-1]
+    level = last_level(planned_looks(min(launches, 200)))
     quantiles = t_quantile(1 - level / 2, launches - 1) + t_quantile(POWER, launches - 1)
     return quantiles / math.sqrt(launches)
 
@@ -591,7 +558,6 @@ class Family:
     values: Mapping[str, Mapping[int, float]]
     looks: tuple[Look, ...] = ()
     """Taken so far; launches after the last one count at the next. Without any, all launches count."""
-    _levels: dict[tuple[int, float], float] = field(default_factory=dict, repr=False, compare=False)
 
     def differences(self, variant: str, other: str) -> list[float]:
         """d = ln(t / t of the other) for every repetition that both have."""
@@ -608,13 +574,7 @@ class Family:
         if len(found) < MIN_LAUNCHES:
             return None
         common = self.values[variant].keys() & self.values[other].keys()
-        return t_interval(found, self.level(max(common) + 1, alpha))
-
-    def level(self, launches: int, alpha: float) -> float:
-        """The level of an interval from so many launches."""
-        if (launches, alpha) not in self._levels:
-            self._levels[launches, alpha] = level_at(self.looks, launches, alpha)
-        return self._levels[launches, alpha]
+        return t_interval(found, level_at(self.looks, max(common) + 1, alpha))
 
 
 def holm(intervals: Mapping[str, IntervalAt], alpha: float = ALPHA) -> dict[str, Interval | None]:

@@ -380,6 +380,9 @@ def _together(ranks: Sequence[Waiting], bound: Bound) -> float:
     return min(max(share, 0.0), MOST_PERCENT / 100)
 
 
+Logs = Mapping[int, Mapping[RoundKey, float]]
+
+
 @dataclass(frozen=True)
 class MeasuredVariant:
     """A planned variant with everything that was measured of it so far."""
@@ -393,14 +396,12 @@ class MeasuredVariant:
     facts: VariantFacts
     steps: Mapping[int, Sequence[StepRecord]]
     timed: tuple[RoundTime, ...]
-    aa: tuple[RoundTime, ...]
-    """The baseline's second blocks; empty for the others."""
-    logs: Mapping[int, Mapping[RoundKey, float]]
+    logs: Logs
     """ln(step time in ns) of its rounds, by repetition."""
     means: Mapping[int, float] = field(default_factory=dict)
     """ln(mean step in ns) of a program's launches, by repetition; empty for others."""
-    aa_logs: Mapping[int, Mapping[RoundKey, float]] = field(default_factory=dict)
-    """ln(step time in ns) of the rounds of `aa`, by repetition."""
+    aa_logs: Logs = field(default_factory=dict)
+    """The same of the baseline's second blocks; empty for the others."""
     trends: tuple[Finding, ...] = ()
     """Findings about a program's steps that grow or shrink, which other load may explain."""
     memory: Mapping[int, MemoryPeak] = field(default_factory=dict)
@@ -477,7 +478,6 @@ def read_measured(
     ended = _ended(run, variant, events) if variant.kind.runs_program else {}
     counting, timed = launches_that_count(launches, timed)
     repetitions = {launch.id: launch.repetition for launch in counting}
-    aa = [time for time in round_times(steps, world_size, "aa") if planned_launch(time.launch) in repetitions]
     return MeasuredVariant(
         variant=replace(variant, split=balance.best.split) if balance else variant,
         group=counting[0].group if counting else "",
@@ -487,10 +487,9 @@ def read_measured(
         steps=steps,
         trends=trends,
         timed=timed,
-        aa=tuple(aa),
         logs=launch_logs(timed, repetitions),
         means=_mean_logs(timed, repetitions) if variant.kind.runs_program else {},
-        aa_logs=launch_logs(aa, repetitions),
+        aa_logs=launch_logs(round_times(steps, world_size, "aa"), repetitions),
         memory=run.read_memory(variant.id),
         balance=balance,
         points=points,

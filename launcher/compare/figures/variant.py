@@ -8,6 +8,7 @@ from typing import Any
 
 from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures, TracedSteps, slowest_rank
 from gpurun.launcher.compare.figures.recorded import (
+    Logs,
     MeasuredVariant,
     gpu_names,
     round_blocks_ns,
@@ -38,7 +39,6 @@ from gpurun.launcher.stats.estimates import (
     order_rank,
     percent_from_log,
     percent_interval,
-    round_differences,
     t_interval,
     wilcoxon_interval,
 )
@@ -197,7 +197,7 @@ def noise(differences: Differences) -> Noise:
     """The difference of two measurements of the baseline, its two blocks of each round; and its scatter."""
     if not (baseline := differences.measured[differences.baseline]).counts:
         return Noise()
-    rounds = round_differences(baseline.aa, baseline.timed)
+    rounds = [d for launch in paired_by_launch(baseline.aa_logs, baseline.logs) for d in launch]
     centre, ci = hodges_lehmann(rounds), wilcoxon_interval(rounds, CI_ALPHA)
     if differences.unit == "launch":
         control = differences.control_differences()
@@ -226,7 +226,7 @@ def scatter(differences: Differences) -> Scatter:
         measured for measured in differences.measured.values() if measured is not baseline and measured.counts
     ]
     shared = [measured for measured in others if measured.group == baseline.group]
-    parts = [components(paired_by_launch(measured, baseline)) for measured in shared]
+    parts = [components(paired_by_launch(measured.logs, baseline.logs)) for measured in shared]
     values = {
         measured.variant.id: differences.scatter(measured.variant.id, differences.baseline)
         for measured in others
@@ -241,12 +241,12 @@ def scatter(differences: Differences) -> Scatter:
     )
 
 
-def paired_by_launch(measured: MeasuredVariant, other: MeasuredVariant) -> list[list[float]]:
+def paired_by_launch(logs: Logs, others: Logs) -> list[list[float]]:
     """ln(t / t of the other) of the rounds that both have, by launch."""
     return [
-        [log - other.logs[repetition][key] for key, log in logs.items() if key in other.logs[repetition]]
-        for repetition, logs in measured.logs.items()
-        if repetition in other.logs
+        [log - others[repetition][key] for key, log in its.items() if key in others[repetition]]
+        for repetition, its in logs.items()
+        if repetition in others
     ]
 
 

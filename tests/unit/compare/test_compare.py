@@ -16,7 +16,7 @@ from gpurun.launcher.compare.figures.recorded import launch_logs, round_times
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms
 from gpurun.launcher.compare.model import Comparison, Difference, OpenPair
 from gpurun.launcher.compare.notes import open_notes
-from gpurun.launcher.compare.ranking import EARLY_ROUNDS_SHARE, Following, following
+from gpurun.launcher.compare.ranking import EARLY_ROUNDS_SHARE, following
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.plan.model import Plan, SkippedCombination, Variant
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, write_json
@@ -35,8 +35,8 @@ from gpurun.launcher.rundir.records import (
 )
 from gpurun.launcher.stats.estimates import (
     hodges_lehmann,
+    last_level,
     launches_needed,
-    levels,
     median_interval,
     percent_interval,
     t_interval,
@@ -472,7 +472,7 @@ def test_a_winner_that_the_headline_denies_is_in_no_field(files: Files, wording:
     (open_,) = comparison.open
     assert open_.variant == EVEN.id
     assert known(open_.launches) > 6
-    assert following(comparison) == Following(False, (EVEN.id, UNEVEN.id))
+    assert following(comparison) == (EVEN.id, UNEVEN.id)
 
 
 def test_what_is_decided_gets_no_more_launches(files: Files) -> None:
@@ -481,7 +481,8 @@ def test_what_is_decided_gets_no_more_launches(files: Files) -> None:
     rows = [[[100.0] * 5, [150.0 + i] * 5, [ratio * 100] * 5] for i, ratio in enumerate(ratios)]
     write_launches(files, rows, [EVEN, UNEVEN, close])
     comparison = compare_run(files.run)
-    assert following(comparison) == Following(False, (EVEN.id, close.id))
+    assert following(comparison) == (EVEN.id, close.id)
+    assert comparison.open
     assert known(by_id(comparison)[UNEVEN.id].vs_baseline).verdict == "slower"
 
 
@@ -491,7 +492,7 @@ def test_looks_share_the_error(files: Files) -> None:
     append_lines(files.run.looks, [Look(6, 0.5)])
     found = known(by_id(compare_run(files.run))[UNEVEN.id].vs_baseline)
     logs = [math.log(ratio) for ratio in (1.02, 1.05, 1.03, 1.02, 1.04, 1.01)]
-    level = levels((Look(6, 0.5),))[0]
+    level = last_level((Look(6, 0.5),))
     assert level < 0.05
     assert found.ci == pytest.approx(percent_interval(t_interval(logs, level)))  # the seventh is for later
 

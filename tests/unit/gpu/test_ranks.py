@@ -489,7 +489,7 @@ def recorded(
         for rank, own in loads.items()
     }
     timed = (RoundTime("l", 1, 1_000_000),)
-    return MeasuredVariant(variant, "g", VariantStatus("ok"), True, VariantFacts(), steps, timed, (), {})
+    return MeasuredVariant(variant, "g", VariantStatus("ok"), True, VariantFacts(), steps, timed, {})
 
 
 def test_each_gpu_of_dp_has_its_own_figures(tmp_path: Path, wording: Wording) -> None:

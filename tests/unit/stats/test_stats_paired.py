@@ -26,11 +26,11 @@ from gpurun.launcher.stats.estimates import (
     detectable_percent,
     hodges_lehmann,
     holm,
+    last_level,
     launch_values,
     launches_needed,
     launches_to_decide,
     level_at,
-    levels,
     median_interval,
     next_look,
     order_rank,
@@ -377,6 +377,10 @@ def test_looks_are_a_third_apart_from_six_launches_on() -> None:
         found.append(next_look(found[-1]))
     assert found[1:] == [6, 8, 11, 15, 20, 27, 36, 48]
     assert next_look(9) == 11
+
+
+def levels(looks: tuple[Look, ...], alpha: float = ALPHA) -> list[float]:
+    return [last_level(looks[: number + 1], alpha) for number in range(len(looks))]
 
 
 def test_one_look_has_all_of_the_error() -> None:

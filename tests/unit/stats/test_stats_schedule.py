@@ -1,19 +1,23 @@
 """Verdicts, pairs of rounds, and the schedule of a launch."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.launcher.compare.figures.recorded import round_times
-from gpurun.launcher.rundir.records import RoundTime, StepRecord
+from gpurun.launcher.compare.figures.recorded import MeasuredVariant, round_times
+from gpurun.launcher.compare.ranking import Differences
+from gpurun.launcher.rundir.records import StepRecord
+from gpurun.launcher.stats.core_waiting import RoundKey
 from gpurun.launcher.stats.estimates import (
+    Family,
     Verdict,
     percent_from_log,
     percent_interval,
-    round_differences,
     verdict_of,
 )
 from gpurun.launcher.stats.schedule import (
@@ -56,10 +60,26 @@ def test_percent_of_known_ratios() -> None:
     assert percent_interval(None) is None
 
 
+def differences_of_rounds(
+    rounds: Mapping[RoundKey, float], others: Mapping[RoundKey, float], batches: tuple[int, int] = (1, 1)
+) -> dict[RoundKey, float]:
+    records = {
+        name: cast(
+            "MeasuredVariant",
+            SimpleNamespace(
+                variant=SimpleNamespace(global_batch=batch),
+                logs={0: {key: np.log(ns) for key, ns in found.items()}},
+            ),
+        )
+        for name, found, batch in zip("ab", (rounds, others), batches, strict=True)
+    }
+    return Differences(records, "b", Family({}), {}, "round").paired_rounds("a", "b")
+
+
 def test_different_batches_are_compared_by_time_per_sample() -> None:
-    times = {"a": rounds_of(range(1, 13), lambda i: 100.0), "b": rounds_of(range(1, 13), lambda i: 200.0)}
-    differences = round_differences(times["b"], times["a"], samples_ratio=2.0)
-    assert differences == pytest.approx([0.0] * 12)
+    keys = [("1", number) for number in range(1, 13)]
+    found = differences_of_rounds(dict.fromkeys(keys, 200.0), dict.fromkeys(keys, 100.0), (32, 16))
+    assert found == pytest.approx(dict.fromkeys(keys, 0.0))
 
 
 def test_a_block_takes_as_long_as_its_slowest_rank() -> None:
@@ -72,13 +92,10 @@ def test_a_block_takes_as_long_as_its_slowest_rank() -> None:
 
 
 def test_rounds_are_paired_by_launch_and_number() -> None:
-    times = [RoundTime("1", 1, 110.0), RoundTime("1", 3, 120.0), RoundTime("2", 1, 100.0)]
-    baseline = [RoundTime("1", 1, 100.0), RoundTime("2", 1, 100.0), RoundTime("3", 3, 1.0)]
-    assert round_differences(times, baseline) == pytest.approx((np.log(1.1), 0.0))
-
-
-def rounds_of(numbers: Iterable[int], step_ns: Callable[[int], float]) -> list[RoundTime]:
-    return [RoundTime("1", number, step_ns(number)) for number in numbers]
+    times = {("1", 1): 110.0, ("1", 3): 120.0, ("2", 1): 100.0}
+    baseline = {("1", 1): 100.0, ("2", 1): 100.0, ("3", 3): 1.0}
+    found = differences_of_rounds(times, baseline)
+    assert found == pytest.approx({("1", 1): np.log(1.1), ("2", 1): 0.0})
 
 
 def test_rounds_have_orders_of_their_own_and_every_variant_comes_first_as_often() -> None:

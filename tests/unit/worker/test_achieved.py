@@ -118,7 +118,7 @@ def measured(devices: tuple[str, ...], energy_mj: float | None, flops: float | N
         for rank in range(len(devices))
     }
     facts = VariantFacts(flops_per_sample=flops, bytes_per_sample=100)
-    return MeasuredVariant(variant, "g", VariantStatus("ok"), True, facts, steps, (), (), {})
+    return MeasuredVariant(variant, "g", VariantStatus("ok"), True, facts, steps, (), {})
 
 
 HOST: dict[str, Any] = {"gpus": [{"index": i, "name": "NVIDIA H200"} for i in range(2)]}
