@@ -50,51 +50,40 @@ def interval_text(interval: Interval) -> str:
     return f"{format_number(interval[0], 1, signed=True)} to {format_number(interval[1], 1, signed=True)}"
 
 
-def verdict_text(difference: Difference | None) -> Text:
-    """`13.8 % slower`, `+0.3 % same`, `baseline`; as precise as the interval supports, as in the answer.
+def difference_texts(difference: Difference | None) -> tuple[Text, Text]:
+    """Verdict and uncertainty, as precise as the interval supports, as in the answer.
 
-    `faster` and `slower` carry the direction; the other verdicts don't, so their figure has its sign.
+    The first is `13.8 % slower`, `+0.3 % same` or `baseline`: `faster` and `slower` carry the direction; the
+    other verdicts don't, so their figure has its sign. The second is `0.8`, in percentage points, or both
+    ends, `13 to 57`; nothing for the baseline itself.
     """
     if difference is None:
-        return Text("")
-    style = VERDICT_STYLES[difference.verdict]
-    if difference.verdict == "baseline" or difference.percent is None:
-        return Text(difference.verdict, style)
-    directed = difference.verdict in ("faster", "slower")
-    percent = abs(difference.percent) if directed else difference.percent
-    if difference.verdict == "slower" and percent >= TWICE:
-        return Text(f"{format_factor(percent, difference.ci)} as long", style)
-    if difference.verdict == "faster" and percent >= HALF and (saved := _directed(difference)):
-        (faster, _) = more_speed((percent, percent))
-        return Text(f"{format_factor(faster, more_speed(saved))} as fast", style)
-    shown = format_percent(percent, _directed(difference), signed=not directed)
-    return Text(f"{shown} {difference.verdict}", style)
+        return Text(""), Text("")
+    verdict, percent, ci = difference.verdict, difference.percent, difference.ci
+    style = VERDICT_STYLES[verdict]
+    if verdict == "baseline" or percent is None:
+        return Text(verdict, style), Text("")
+    if verdict == "faster":
+        percent, ci = -percent, ci and (-ci[1], -ci[0])
+    factor: tuple[float, Interval | None, str] | None = None
+    if verdict == "slower" and percent >= TWICE:
+        factor = percent, ci, "as long"
+    elif verdict == "faster" and percent >= HALF and ci:
+        factor = more_speed((percent, percent))[0], more_speed(ci), "as fast"
+    if factor:
+        percent, ci, words = factor
+        uncertainty = format_factor_interval(ci) if ci else ""
+        return Text(f"{format_factor(percent, ci)} {words}", style), Text(uncertainty, "dim")
+    shown = format_percent(percent, ci, signed=verdict not in ("faster", "slower"))
+    return Text(f"{shown} {verdict}", style), Text(_percent_points(percent, ci) if ci else "", "dim")
 
 
-def uncertainty_text(difference: Difference | None) -> Text:
-    """`0.8`, in percentage points, or `13 to 57`, as in the answer; nothing for the baseline itself."""
-    if difference is None or difference.verdict == "baseline":
-        return Text("")
-    if difference.ci is None or difference.percent is None:
-        return Text("")
-    if difference.verdict == "slower" and difference.percent >= TWICE:
-        return Text(format_factor_interval(difference.ci), "dim")
-    if difference.verdict == "faster" and -difference.percent >= HALF and (saved := _directed(difference)):
-        return Text(format_factor_interval(more_speed(saved)), "dim")
-    half = half_width(difference.percent, difference.ci)
-    if is_lopsided(difference.percent, difference.ci, AS_LONG if half > WIDE else LOPSIDED):
-        sign = -1 if difference.verdict == "faster" else 1
-        ends = sorted(sign * end for end in difference.ci)
-        return Text(format_percent_interval(sign * difference.percent, (ends[0], ends[1])), "dim")
-    return Text(format_number(round_up(half, 1), 1), "dim")
-
-
-def _directed(difference: Difference) -> Interval | None:
-    """The interval of how much faster a faster variant is; of others as it is."""
-    if difference.ci is None or difference.verdict != "faster":
-        return difference.ci
-    low, high = difference.ci
-    return -high, -low
+def _percent_points(percent: float, ci: Interval) -> str:
+    """Half of the interval, or both of its ends where one side is much longer."""
+    half = half_width(percent, ci)
+    if is_lopsided(percent, ci, AS_LONG if half > WIDE else LOPSIDED):
+        return format_percent_interval(percent, ci)
+    return format_number(round_up(half, 1), 1)
 
 
 def factor_text(difference: Difference | None) -> Text:
@@ -106,15 +95,6 @@ def factor_text(difference: Difference | None) -> Text:
 
 DISAGREEMENT = 0.05
 """Relative gradient error from which "agree" would be the wrong word, whatever the precision."""
-
-
-def fact_lines(comparison: Comparison) -> list[str]:
-    """Noise, the level of the verdicts, and gradients; what doesn't apply has no line."""
-    return [
-        *noise_lines(comparison.noise, "The baseline" if len(comparison.variants) > 1 else "The step time"),
-        *interval_lines(comparison),
-        *gradient_lines(comparison),
-    ]
 
 
 def measured_line(comparison: Comparison) -> str:
@@ -192,7 +172,11 @@ def detail_lines(comparison: Comparison, with_codes: bool = False) -> list[str]:
     """
     details = screen_of(comparison.findings).details
     names = {result.id: variant_label(result) for result in comparison.variants}
-    lines = fact_lines(comparison)
+    lines = [
+        *noise_lines(comparison.noise, "The baseline" if len(comparison.variants) > 1 else "The step time"),
+        *interval_lines(comparison),
+        *gradient_lines(comparison),
+    ]
     for variant in (None, *names):
         about = [each for each in details if (each.variant if each.variant in names else None) == variant]
         is_group = variant is not None and with_codes
@@ -206,19 +190,14 @@ def detail_lines(comparison: Comparison, with_codes: bool = False) -> list[str]:
 
 
 def noise_lines(noise: Noise, who: str) -> list[str]:
-    """How much the same thing differs from itself; `who` was launched again."""
+    """How much the same thing differs from itself, and the scatter of `who`, which was launched again."""
     lines = []
     if noise.aa_percent is not None:
         interval = f" ({interval_text(noise.ci)})" if noise.ci else ""
         percent = format_number(noise.aa_percent, 1)
         lines.append(f"Noise: the same split measured twice differs by {percent} %{interval}.")
-    return [*lines, *_scatter_lines(noise, who)]
-
-
-def _scatter_lines(noise: Noise, who: str) -> list[str]:
-    """The scatter by its cause; 0 between launches means that rounds hide it, not that there is none."""
     launches, rounds = noise.launch_scatter_percent, noise.round_scatter_percent
-    is_hidden = launches == 0 and bool(rounds)
+    is_hidden = launches == 0 and bool(rounds)  # 0: rounds hide it, not that there is none
     parts = {
         "between launches": None if is_hidden else launches,
         "between the rounds of a launch": rounds,
@@ -229,7 +208,8 @@ def _scatter_lines(noise: Noise, who: str) -> list[str]:
         if percent is not None
     ]
     hidden = "; its launches differ by no more than that explains" if is_hidden else ""
-    return [f"{who} scatters by {', '.join(known)} (standard deviation){hidden}."] if known else []
+    scatter = f"{who} scatters by {', '.join(known)} (standard deviation){hidden}."
+    return [*lines, scatter] if known else lines
 
 
 OVER_LAUNCHES = "over launches"

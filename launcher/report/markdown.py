@@ -9,7 +9,7 @@ from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, Gate, GateRow, VariantResult
 from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.findings.finding import Screen, of_level, screen_of
-from gpurun.launcher.report.footnotes import detail_lines, uncertainty_text, verdict_text
+from gpurun.launcher.report.footnotes import detail_lines, difference_texts
 from gpurun.launcher.report.metrics import figures_of
 from gpurun.launcher.report.terminal.changes import bounds_note, gate_cells, gate_header
 from gpurun.launcher.report.terminal.table import (
@@ -77,9 +77,9 @@ def _piped(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def verdict_with_interval(variant: VariantResult) -> str:
     """`13.8 % slower ± 0.8`."""
-    half = uncertainty_text(variant.vs_baseline).plain.strip()
+    verdict, half = (text.plain for text in difference_texts(variant.vs_baseline))
     interval = f" ({half})" if " to " in half else f" ± {half}"
-    return verdict_text(variant.vs_baseline).plain.strip() + (interval if half else "")
+    return verdict + (interval if half else "")
 
 
 def status_text(result: VariantResult) -> str:

@@ -11,7 +11,7 @@ from gpurun.launcher.compare.model import IN_RUN_A, Gate, GateRow
 from gpurun.launcher.findings.finding import screen_of
 from gpurun.launcher.findings.trace_cases import OF_ALL_STEPS
 from gpurun.launcher.plan.model import Metric
-from gpurun.launcher.report.footnotes import confidence_text, uncertainty_text, verdict_text
+from gpurun.launcher.report.footnotes import confidence_text, difference_texts
 from gpurun.launcher.report.tables_on_request import Cell, ShownRow, ShownTable, TableContent
 from gpurun.launcher.report.terminal.grid import cut, fitted
 from gpurun.launcher.report.terminal.layout import clean, detail_lines, plain, screen_lines, table_of, text_of
@@ -122,8 +122,7 @@ def _row(variant: VariantDiff) -> tuple[str, ...]:
         variant.label,
         "" if variant.a_ms is None else format_ms(variant.a_ms),
         "" if variant.b_ms is None else format_ms(variant.b_ms),
-        verdict_text(variant.difference).plain,
-        uncertainty_text(variant.difference).plain,
+        *(text.plain for text in difference_texts(variant.difference)),
     )
 
 

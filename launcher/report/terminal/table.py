@@ -26,13 +26,12 @@ from gpurun.launcher.compare.figures.size_curves import (
 from gpurun.launcher.compare.label import split_label, split_text, variant_label, varied_text, varied_texts
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.ranking import by_rank
-from gpurun.launcher.findings.finding import NEXT, Screen, screen_of
+from gpurun.launcher.findings.finding import NEXT, screen_of
 from gpurun.launcher.report.footnotes import (
     detail_lines,
+    difference_texts,
     factor_text,
     measured_line,
-    uncertainty_text,
-    verdict_text,
 )
 from gpurun.launcher.report.metrics import Figure, figures_of, parts_ms, timed_parts, with_interval
 from gpurun.launcher.report.terminal.changes import gate_table
@@ -194,21 +193,15 @@ def render_table(
 
 def first_screen(comparison: Comparison, page: Page, only_answer: bool = False) -> list[Text]:
     """The answer, why, and what to do next; then dangers."""
-    screen = screen_with_path(screen_of(comparison.findings), page.run)
+    screen, run = screen_of(comparison.findings), page.run or "RUN"
+    lines = [
+        (title, re.sub(r"\bRUN\b", lambda _: run, text) if title == NEXT else text)
+        for title, text in screen.lines
+    ]
+    screen = replace(screen, lines=tuple(lines))
     if only_answer:
         screen = replace(screen, lines=screen.lines[:1], dangers=())
     return screen_lines(screen, None if page.plain else page.width)
-
-
-def screen_with_path(screen: Screen, run: str | None) -> Screen:
-    """The screen with the run's path in the command of its next step, where that is known."""
-    lines = ((title, _with_path(text, run) if title == NEXT else text) for title, text in screen.lines)
-    return replace(screen, lines=tuple(lines))
-
-
-def _with_path(text: str, run: str | None) -> str:
-    """The text with the run's path in its commands, where that is known."""
-    return re.sub(r"\bRUN\b", lambda _: run or "RUN", text)
 
 
 def _body(comparison: Comparison, page: Page, details: bool) -> list[Text]:
@@ -294,14 +287,15 @@ def _figure_columns(ranked: Sequence[VariantResult]) -> list[Column]:
         Column(metric.short, tuple(map(_figure_text, found)), True, metric.drop, metric.legend)
         for metric, found in figures_of(ranked).items()
     ]
+    texts = [difference_texts(variant.vs_baseline) for variant in ranked]
     against = [
         Column(
             "per sample" if has_batches else "vs baseline",
-            tuple(verdict_text(v.vs_baseline) for v in ranked if len(ranked) > 1),
+            tuple(verdict for verdict, _ in texts if len(ranked) > 1),
             right=True,
             legend="the time of a sample, against the baseline's" if has_batches else "",
         ),
-        Column("±", tuple(uncertainty_text(v.vs_baseline) for v in ranked), right=True, drop=1),
+        Column("±", tuple(uncertainty for _, uncertainty in texts), right=True, drop=1),
         Column("speed", tuple(factor_text(v.vs_baseline) for v in ranked), right=True, drop=8),
         Column("", tuple(Text("" if v.status == "ok" else v.status, "yellow") for v in ranked)),
     ]

@@ -11,7 +11,7 @@ from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
 from gpurun.launcher.compare.variant_causes import cause, is_far_from_timed, largest_loss, why_slower
 from gpurun.launcher.findings.finding import below_its_name
-from gpurun.launcher.report.footnotes import interval_text, uncertainty_text
+from gpurun.launcher.report.footnotes import difference_texts, interval_text
 from gpurun.launcher.report.metrics import REST, parts_ms, timed_parts
 from gpurun.launcher.report.terminal.table import balanced_lines
 from gpurun.launcher.rundir.records import NO_TRACE
@@ -118,7 +118,7 @@ def untraced(variant: VariantResult, comparison: Comparison) -> str | None:
 
 def difference_interval(variant: VariantResult) -> str:
     """`± 0.8`, in percentage points; `+29.1 to +181.6`, in percent, where the terminal shows both ends."""
-    text, difference = uncertainty_text(variant.vs_baseline).plain, variant.vs_baseline
+    text, difference = difference_texts(variant.vs_baseline)[1].plain, variant.vs_baseline
     if " " in text and difference is not None and difference.ci is not None:
         return interval_text(difference.ci)
     return f"± {text}" if text else ""
