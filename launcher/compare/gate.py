@@ -266,19 +266,15 @@ class _Pair:
         a, b = self.a.code, self.b.code
         return bool(a) and not changed_files(a, b)
 
-    def found(self, looks: Sequence[Look], num_variants: int) -> Bounded:
-        if self.lost:
-            return UNKNOWN
-        threshold = self.gate.threshold_percent
-        return bounded(self.estimate, threshold, looks, num_variants)
-
     def row(self, looks: Sequence[Look], num_variants: int) -> GateRow:
-        times = tuple(map(self.time_ms, (self.a, self.b)))
-        estimate = self.estimate
+        estimate, void = self.estimate, self.strays or self.lost
+        threshold = self.gate.threshold_percent
+        found = UNKNOWN if self.lost else bounded(estimate, threshold, looks, num_variants)
+        times = self.time_ms(self.a), self.time_ms(self.b)
         launches = estimate.launches if estimate else 0
-        found, why = self.found(looks, num_variants), self.strays or self.lost or self.hot
-        row = row_of(self.label, (self.a.id, self.b.id), (times[0], times[1]), found, launches, why)
-        return replace(row, is_open=row.outcome == UNDECIDED and not (self.lost or self.strays))
+        why = void or (reason("throttled") if self.is_hot else None)
+        row = row_of(self.label, (self.a.id, self.b.id), times, found, launches, why)
+        return replace(row, is_open=row.outcome == UNDECIDED and not void)
 
     def time_ms(self, result: VariantResult) -> float | None:
         """Milliseconds that are compared: of a step, or of its CPU time."""
@@ -319,10 +315,6 @@ class _Pair:
                 return reason("strayed", where=side.name, file=found[0], num_more=more, other=other.name)
         return None
 
-    @property
-    def hot(self) -> str | None:
-        return reason("throttled") if self.is_hot else None
-
     def lacks(self, budget_s: float, looks: Sequence[Look]) -> tuple[Finding, ...]:
         """Why it is undecided, and what to do."""
         if self.strays:
@@ -346,7 +338,10 @@ class _Pair:
         if num <= most:
             return (finding("measure-longer", decides_minutes=math.ceil(per_launch_s * num / 60)),)
         long = too_long(per_launch_s)
-        if (equal := self.launches_if_equal(looks)) is None or equal > most:
+        equal = launches_to_decide(
+            replace(estimate, centre=0.0), threshold, looks, len(self.gate.pairs)
+        )  # if nothing had changed
+        if equal is None or equal > most:
             scatter_percent = percent_from_log(estimate.error * math.sqrt(estimate.launches))
             noise = finding(
                 "scatter-hides-it", case="gate", scatter_percent=scatter_percent, long=long, weight=1
@@ -357,13 +352,6 @@ class _Pair:
             finding("near-threshold", threshold_percent=threshold, long=long, weight=1),
             _advice("threshold"),
         )
-
-    def launches_if_equal(self, looks: Sequence[Look]) -> int | None:
-        """How many launches would decide it if nothing had changed, with what these scatter by."""
-        if self.estimate is None:
-            return None
-        found = replace(self.estimate, centre=0.0)
-        return launches_to_decide(found, self.gate.threshold_percent, looks, len(self.gate.pairs))
 
 
 def strays(code: Mapping[str, str], own: Side, other: Side, shared: Sequence[str] = ()) -> list[str]:
