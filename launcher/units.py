@@ -18,6 +18,11 @@ LOPSIDED = 1.5
 """Ratio of its sides from which on an interval is written out: one ± for both would claim too much of one."""
 
 
+def scaled(value: float | None, factor: float) -> float | None:
+    """The value times `factor`; `None` where it isn't known."""
+    return None if value is None else factor * value
+
+
 def format_ms(ms: float, ci: Interval | None = None) -> str:
     """Milliseconds without their unit: `42.1`, or `42.1 ± 0.2` with a confidence interval.
 

@@ -67,7 +67,6 @@ from gpurun.launcher.compare.notes import (
     quiet_notes,
     restart_notes,
     software_notes,
-    stall_notes,
 )
 from gpurun.launcher.compare.ranking import (
     Differences,
@@ -87,7 +86,7 @@ from gpurun.launcher.rundir.paths import num_bytes
 from gpurun.launcher.rundir.records import GRADIENT_DIFFERS, Command, Event, Look, Restart, TimeChange
 from gpurun.launcher.stats.core_waiting import QUEUE_PERCENT
 from gpurun.launcher.stats.estimates import ALPHA, is_spent
-from gpurun.launcher.units import listed
+from gpurun.launcher.units import listed, plural
 
 SCHEMA = 3
 MAX_MAPPING_BYTES = 1 << 22
@@ -260,6 +259,7 @@ def _notes(
     is_open = found.complete and not found.is_unranked
     has_any = any(variant.counts for variant in measured.values())
     spent_s = sum(took_s.values())
+    restarts, stalls = ([each.reason for each in found] for found in (recorded.restarts, run.read_stalls()))
     once = once_note(plan, measured, recorded.looks, spent_s) if is_open else None
     still_open = (
         open_notes(plan, found.leader, found.open, recorded.looks, spent_s)
@@ -275,8 +275,8 @@ def _notes(
         *around_notes(measured.values()),
         *work_notes(found.variants, measured),
         *(memory_notes(found.variants) if found.gate is None and not has_cold_peak(measured) else ()),
-        *restart_notes(recorded.restarts),
-        *stall_notes(run),
+        *restart_notes(f"{plural(len(restarts), 'restart')} after a failure", restarts),
+        *restart_notes(plural(len(stalls), "stall"), stalls),
         *map(killed_note, run.read_killed()),
         *(noticed("recorded", found=each.what) for each in run.read_left()),
         *quiet_notes(run),

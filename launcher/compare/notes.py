@@ -9,7 +9,6 @@ from gpurun.launcher.compare.figures.recorded import (
     MeasuredVariant,
     planned_launch,
     steps_of_launches,
-    with_longest,
 )
 from gpurun.launcher.compare.figures.variant import ablation_interval_ms, within_launch
 from gpurun.launcher.compare.headline import replicas_on_host, short_reason
@@ -29,7 +28,6 @@ from gpurun.launcher.rundir.records import (
     Event,
     Killed,
     Look,
-    Restart,
     Stage,
     before_s,
     between_s,
@@ -219,18 +217,16 @@ def budget_notes(
     return (found,)
 
 
-def time_and_memory(result: VariantResult) -> str:
-    """`12.1 ms, 3.45 GiB`."""
-    step_ms = result.step_ms.estimate if result.step_ms else 0.0
-    return f"{format_ms(step_ms)} ms, {format_gib(result.peak_gib or 0.0, 2)}"
-
-
 def memory_notes(results: Sequence[VariantResult]) -> tuple[Finding, ...]:
     """Which variants take less memory than all that are faster, where there is a choice."""
     front = pareto_front(results)
     if len(front) < 2:
         return ()
-    choices = tuple(f"{variant_label(result)} ({time_and_memory(result)})" for result in front)
+    choices = tuple(
+        f"{variant_label(result)} ({format_ms(result.step_ms.estimate)} ms, {format_gib(result.peak_gib, 2)})"
+        for result in front
+        if result.step_ms and result.peak_gib is not None
+    )
     return (finding("memory-trade-off", choices=choices, replicas=replicas_on_host(results)),)
 
 
@@ -252,18 +248,10 @@ def few_rounds_notes(comparison: Comparison, measured: Mapping[str, MeasuredVari
     )
 
 
-def restart_notes(restarts: Sequence[Restart]) -> tuple[Finding, ...]:
-    """The note that launches were started again, and after what."""
-    reasons = [restart.reason for restart in restarts]
-    if not reasons:
-        return ()
-    return (
-        finding(
-            "restarted",
-            what=f"{plural(len(reasons), 'restart')} after a failure",
-            reasons="; ".join(dict.fromkeys(reasons)),
-        ),
-    )
+def restart_notes(what: str, reasons: Sequence[str]) -> tuple[Finding, ...]:
+    """The note that launches were started again, or made no step for a while, and why."""
+    text = "; ".join(dict.fromkeys(reasons))
+    return (finding("restarted", what=what, reasons=text),) if reasons else ()
 
 
 def quiet_notes(run: RunDir) -> tuple[Finding, ...]:
@@ -273,13 +261,6 @@ def quiet_notes(run: RunDir) -> tuple[Finding, ...]:
         return ()
     waited_s, in_vain = sum(wait.waited_s for wait in waits), sum(not wait.is_quiet for wait in waits)
     return (finding("waited-for-quiet", waited_s=waited_s, in_vain=in_vain, num_launches=len(waits)),)
-
-
-def stall_notes(run: RunDir) -> tuple[Finding, ...]:
-    """The note that launches completed no step for a while, which is in their times if they went on."""
-    reasons = [stall.reason for stall in run.read_stalls()]
-    text = "; ".join(dict.fromkeys(reasons))
-    return (finding("restarted", what=plural(len(reasons), "stall"), reasons=text),) if reasons else ()
 
 
 def killed_note(killed: Killed) -> Finding:
@@ -358,9 +339,9 @@ def _within_launch(measured: Iterable[MeasuredVariant]) -> list[Finding]:
         if record.variant.kind.runs_program and record.counts and len(record.logs) == 1
     ]
     nums: dict[str, list[int]] = {}
-    for within in map(within_launch, once):
-        if len(within.parts_ms) > 1:
-            nums.setdefault(within.name, []).append(len(within.parts_ms))
+    for name, parts_ms in map(within_launch, once):
+        if len(parts_ms) > 1:
+            nums.setdefault(name, []).append(len(parts_ms))
     parts = [
         plural(found[0], name) if len(set(found)) == 1 else f"{min(found)} to {plural(max(found), name)}"
         for name, found in nums.items()
@@ -420,8 +401,10 @@ def _of_variants(variants: Sequence[VariantResult], each: Finding, num_variants:
     return finding(each.code, variants[0].id if len(variants) == 1 else None, **figures)
 
 
+LONGER = 1.1
 FAR_FROM_MEDIAN = 1.5
-"""Multiple of a rank's median from which on the report says why the step is longer."""
+"""Multiples of the slowest rank's median from which on the report says why the mean is longer: of a program's
+steps, and of rounds."""
 
 
 def findings(
@@ -434,8 +417,9 @@ def findings(
     launches = [*fewer_steps(measured)]
     if slowest is None or step_ms is None:
         return tuple(launches)
-    longer = with_longest if measured.means else far_from_median
-    launches += longer(slowest.step_ms, step_ms)
+    case, times = ("longest-steps", LONGER) if measured.means else ("far-from-median", FAR_FROM_MEDIAN)
+    if slowest.step_ms and step_ms >= times * slowest.step_ms:
+        launches.append(noticed(case, step_ms=step_ms, median_ms=slowest.step_ms))
     if slowest.span_ms and is_far_from_timed(slowest.span_ms, step_ms):
         launches.append(noticed("traced-far"))
     interval = ablation_interval_ms(measured.steps.get(slowest.rank, ()))
@@ -465,12 +449,6 @@ def fewer_steps(measured: MeasuredVariant) -> tuple[Finding, ...]:
     if not measured.variant.kind.runs_program or 2 * min(nums, default=0) >= max(nums, default=0):
         return ()
     return (noticed("fewer-steps", least=min(nums), most=max(nums), placeholder="{launch_dir}"),)
-
-
-def far_from_median(median_ms: float | None, step_ms: float) -> Iterable[Finding]:
-    """A finding where the step, a mean, seems to contradict the median of the slowest rank."""
-    if median_ms and step_ms > FAR_FROM_MEDIAN * median_ms:
-        yield noticed("far-from-median", step_ms=step_ms, median_ms=median_ms)
 
 
 def full_memory(ranks: Sequence[RankFigures]) -> tuple[Finding, ...]:

@@ -26,6 +26,7 @@ from gpurun.launcher.units import (
     least_decimals,
     readable_unit,
     round_up,
+    scaled,
 )
 
 LEAST_DIFFERENCE = 0.05
@@ -181,10 +182,6 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and isfinite(value) else None
 
 
-def _times(value: float | None, factor: float) -> float | None:
-    return None if value is None else factor * value
-
-
 def _fullest_gib(result: VariantResult, part: MemoryPart) -> float | None:
     """A part of the memory of the rank whose peak is highest."""
     known = [rank for rank in result.ranks if rank.memory_gib]
@@ -265,7 +262,7 @@ METRICS: tuple[Metric, ...] = (
         title="compute rate",
         short="GFLOP/s",
         unit="GFLOP/s",
-        value=lambda result: _times(result.flop_per_s, 1e-9),
+        value=lambda result: scaled(result.flop_per_s, 1e-9),
         text=format_rate,
         better="higher",
         drop=5,
@@ -275,7 +272,7 @@ METRICS: tuple[Metric, ...] = (
         title="model FLOP utilisation",
         short="MFU %",
         unit="%",
-        value=lambda result: _times(result.mfu, 100),
+        value=lambda result: scaled(result.mfu, 100),
         text=_at_least(1),
         better="higher",
         drop=6,
@@ -370,34 +367,25 @@ METRICS: tuple[Metric, ...] = (
 )
 
 
-@dataclass(frozen=True)
-class SpanPart:
-    """A part of a rank's step, as the trace shows it, in ms; together they are its span."""
-
-    key: str
-    meaning: str
-    value: Callable[[RankFigures], float | None]
-
-
 OTHER_STEPS = "only work of other steps"
-PARTS: tuple[SpanPart, ...] = (
-    SpanPart("compute", "the device computes", lambda rank: rank.compute_ms),
-    SpanPart("transfer", "communication that no compute hides", lambda rank: rank.exposed_transfer_ms),
-    SpanPart("wait", "waiting for another rank, with nothing to compute", lambda rank: rank.exposed_wait_ms),
-    SpanPart("copy", "copies that nothing hides", lambda rank: rank.exposed_memcpy_ms),
-    SpanPart("input", "waiting for data", lambda rank: rank.input_ms),
-    SpanPart("other_steps", OTHER_STEPS, lambda rank: rank.other_steps_ms),
-    SpanPart(
-        "idle",
+PARTS: Mapping[str, tuple[str, Callable[[RankFigures], float | None]]] = {
+    "compute": ("the device computes", lambda rank: rank.compute_ms),
+    "transfer": ("communication that no compute hides", lambda rank: rank.exposed_transfer_ms),
+    "wait": ("waiting for another rank, with nothing to compute", lambda rank: rank.exposed_wait_ms),
+    "copy": ("copies that nothing hides", lambda rank: rank.exposed_memcpy_ms),
+    "input": ("waiting for data", lambda rank: rank.input_ms),
+    "other_steps": (OTHER_STEPS, lambda rank: rank.other_steps_ms),
+    "idle": (
         "nothing to do",
         lambda rank: None if rank.idle_ms is None else rank.idle_ms - (rank.input_ms or 0.0),
     ),
-)
+}
+"""Meaning and ms of each part of a rank's step, as the trace shows it; together they are its span."""
 
 
 def parts_ms(rank: RankFigures) -> Mapping[str, float]:
     """The parts of a rank's traced step in ms, the same in terminal and tab."""
-    return {part.key: part.value(rank) or 0.0 for part in PARTS}
+    return {name: value(rank) or 0.0 for name, (_, value) in PARTS.items()}
 
 
 PHASES = {

@@ -49,14 +49,12 @@ from gpurun.launcher.stats.core_waiting import (
 from gpurun.launcher.stats.estimates import trend
 from gpurun.launcher.stats.schedule import MAX_KEPT_STEPS, USUALLY_ENOUGH, WINDOW_STEPS
 from gpurun.launcher.strategies import STRATEGIES
-from gpurun.launcher.units import GIB
+from gpurun.launcher.units import GIB, scaled
 
 LEAST_AROUND = 0.1
 """The share of a program's time outside of its steps from which the report says where it went."""
 LEAST_OTHER_WORK = 0.1
 """The share by which the numbers of steps must differ: of a program, a batch that isn't whole may be one."""
-LEAST_LONGER = 0.1
-"""The share by which the mean step exceeds the median one from which on the report says so."""
 LEAST_STEPS = 4
 """Half of fewer steps says nothing."""
 LEAST_TIMED = 6
@@ -220,13 +218,6 @@ def median_attempt(attempts: Sequence[Around]) -> Around | None:
     """The attempt of median length, whose parts add up."""
     ordered = sorted(attempts, key=lambda each: each.total)
     return ordered[(len(ordered) - 1) // 2] if ordered else None
-
-
-def with_longest(median_ms: float | None, step_ms: float) -> tuple[Finding, ...]:
-    """The finding about a program whose mean step is longer than most steps of its slowest rank."""
-    if not median_ms or step_ms < (1 + LEAST_LONGER) * median_ms:
-        return ()
-    return (noticed("longest-steps", median_ms=median_ms, step_ms=step_ms),)
 
 
 def _timed_from(step: StepRecord, halves: Mapping[str, range]) -> StepRecord:
@@ -689,20 +680,16 @@ def throughput(
     if not step_ms or variant.global_batch is None:
         return Rates()  # the samples of a step aren't known of most programs
     samples_per_s = 1e3 * variant.global_batch / step_ms
-    flop_per_s = times(facts.flops_per_sample, samples_per_s)
+    flop_per_s = scaled(facts.flops_per_sample, samples_per_s)
     names = gpu_names(sorted(set(variant.devices)), host)
     peak = total_peak_flop_per_s(names, variant.precision or "", peaks)
     return Rates(
         samples_per_s=samples_per_s,
         flop_per_s=flop_per_s,
         mfu=flop_per_s / peak if flop_per_s is not None and peak else None,
-        input_bytes_per_s=times(facts.bytes_per_sample, samples_per_s),
+        input_bytes_per_s=scaled(facts.bytes_per_sample, samples_per_s),
         joules_per_sample=joules_per_sample(measured, variant.global_batch),
     )
-
-
-def times(per_sample: float | None, samples_per_s: float) -> float | None:
-    return None if per_sample is None else per_sample * samples_per_s
 
 
 def gpu_names(devices: Sequence[str], host: Mapping[str, Any]) -> list[str | None]:
@@ -716,13 +703,8 @@ def joules_per_sample(measured: MeasuredVariant, global_batch: int) -> float | N
     by_device: dict[str, float] = {}
     devices = measured.variant.devices
     for rank, steps in measured.steps.items():
-        energy_mj = mean_energy_mj(steps)
+        energy_mj = mean_of(step.energy_mj for step in steps if step.kind == "timed")
         if energy_mj is None:
             return None
         by_device.setdefault(devices[rank], energy_mj)
     return sum(by_device.values()) / 1e3 / global_batch if by_device else None
-
-
-def mean_energy_mj(steps: Sequence[StepRecord]) -> float | None:
-    """Millijoules of a timed step on one rank, over all its GPUs."""
-    return mean_of(step.energy_mj for step in steps if step.kind == "timed")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from statistics import fmean, median
 from typing import Any
 
@@ -43,7 +43,7 @@ from gpurun.launcher.stats.estimates import (
     wilcoxon_interval,
 )
 from gpurun.launcher.strategies import STRATEGIES, Reach
-from gpurun.launcher.units import Interval
+from gpurun.launcher.units import Interval, scaled
 
 _IDENTITY = [each.name for each in fields(Identity)]
 CI_ALPHA = 0.05
@@ -64,7 +64,8 @@ def variant_result(
     variant, status, facts = measured.variant, measured.status, measured.facts
     step_ms = times[variant.id]
     middle_ms = step_ms.estimate if step_ms else None
-    rates = throughput(measured, middle_ms, host, peaks)
+    rates, scale = throughput(measured, middle_ms, host, peaks), (variant.global_batch or 1) / 1e6
+    slowest = slowest_rank(ranks)  # the others' gap is mostly waiting
     return VariantResult(
         **{name: getattr(variant, name) for name in _IDENTITY},
         status=status.status,
@@ -80,9 +81,9 @@ def variant_result(
         gradient_warning=facts.gradient_warning,
         parameter_error=facts.parameter_error,
         compression="" if variant.comm_hook == Settings.comm_hook else variant.comm_hook,
-        exposed_comm_ms=exposed_comm(ranks),
+        exposed_comm_ms=slowest.exposed_comm_ms if slowest else ExposedComm(),
         ranks=ranks,
-        launch_ms=launch_ms(measured, differences),
+        launch_ms=tuple(math.exp(value) * scale for value in differences.values(variant.id)),
         balanced=balanced(measured, step_ms, differences),
         probe=probe_result(
             measured.points,
@@ -130,7 +131,7 @@ def _step_interval(measured: MeasuredVariant, values: Sequence[float], middle_ms
     if len(values) > 1:
         low, high = t_interval([value - fmean(values) for value in values], CI_ALPHA) or (0.0, 0.0)
         return middle_ms * math.exp(low), middle_ms * math.exp(high)
-    parts_ms = within_launch(measured).parts_ms
+    _, parts_ms = within_launch(measured)
     if measured.means:
         return _around_mean(parts_ms, middle_ms)
     interval = median_interval(parts_ms, CI_ALPHA) or _mean_interval(parts_ms)
@@ -149,27 +150,15 @@ def _around_mean(parts_ms: Sequence[float], middle_ms: float) -> Interval | None
     return ends and (middle_ms * math.exp(ends[0]), middle_ms * math.exp(min(ends[1], MOST_LOG)))
 
 
-@dataclass(frozen=True)
-class WithinLaunch:
-    """The values that the interval of a step is made of, where there is a single launch."""
+def within_launch(measured: MeasuredVariant) -> tuple[str, list[float]]:
+    """Name and times in ms of what a single launch's interval of a step is made of.
 
-    parts_ms: tuple[float, ...]
-    name: str
-    """`round` or `step`."""
-
-
-def within_launch(measured: MeasuredVariant) -> WithinLaunch:
-    """The rounds; of a program that has hardly any, its steps."""
-    rounds_ms = tuple(time.step_ns / 1e6 for time in measured.timed)
+    `round` and all rounds; of a program that has hardly any, `step` and its steps.
+    """
+    rounds_ms = [time.step_ns / 1e6 for time in measured.timed]
     if order_rank(len(rounds_ms), CI_ALPHA) or not measured.variant.kind.runs_program:
-        return WithinLaunch(rounds_ms, "round")
-    return WithinLaunch(tuple(step.step_ns / 1e6 for step in slowest_steps(measured)), "step")
-
-
-def launch_ms(measured: MeasuredVariant, differences: Differences) -> tuple[float, ...]:
-    """Step of each launch, by repetition."""
-    scale = (measured.variant.global_batch or 1) / 1e6
-    return tuple(math.exp(value) * scale for value in differences.values(measured.variant.id))
+        return "round", rounds_ms
+    return "step", [step.step_ns / 1e6 for step in slowest_steps(measured)]
 
 
 def scaling_efficiency(
@@ -204,7 +193,7 @@ def noise(differences: Differences) -> Noise:
         centre, ci = fmean(control) if control else None, t_interval(control, CI_ALPHA)
     percent = None if centre is None else percent_from_log(centre)
     launches, rounds_ = _own_scatter(baseline)
-    return Noise(percent, percent_interval(ci), in_percent(launches), in_percent(rounds_))
+    return Noise(percent, percent_interval(ci), scaled(launches, 100), scaled(rounds_, 100))
 
 
 def _own_scatter(measured: MeasuredVariant) -> tuple[float | None, float | None]:
@@ -253,12 +242,7 @@ def paired_by_launch(logs: Logs, others: Logs) -> list[list[float]]:
 def typical_percent(deviations: Iterable[float | None]) -> float | None:
     """The median of standard deviations of logarithms, in percent."""
     known = [deviation for deviation in deviations if deviation is not None]
-    return in_percent(median(known)) if known else None
-
-
-def in_percent(deviation: float | None) -> float | None:
-    """Converts a logarithm to percent."""
-    return None if deviation is None else 100 * deviation
+    return 100 * median(known) if known else None
 
 
 def ablation_interval_ms(steps: Iterable[StepRecord]) -> Interval | None:
@@ -274,12 +258,6 @@ def ablation_interval_ms(steps: Iterable[StepRecord]) -> Interval | None:
         if key in with_ns
     ]
     return median_interval(differences_ms, CI_ALPHA) or t_interval(differences_ms, CI_ALPHA)
-
-
-def exposed_comm(ranks: Sequence[RankFigures]) -> ExposedComm:
-    """The variant's figure: that of its slowest-computing rank, since the others' gap is mostly waiting."""
-    slowest = slowest_rank(ranks)
-    return slowest.exposed_comm_ms if slowest else ExposedComm()
 
 
 NEAR_BEST = 0.9

@@ -201,7 +201,7 @@ def run_answer(listed: Listed, comparison: Comparison | None = None) -> dict[str
             "timed": TIMED_BARS,
             "ranks": RANK_ROWS,
             "hidden": HIDDEN_PARTS,
-            "meanings": {**PHASES, **{part.key: part.meaning for part in PARTS}},
+            "meanings": {**PHASES, **{name: meaning for name, (meaning, _) in PARTS.items()}},
         },
         "metrics": described(figures_of(comparison.variants)) if comparison else [],
         "variants": variants(listed, comparison),
