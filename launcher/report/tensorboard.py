@@ -42,7 +42,7 @@ from gpurun.launcher.findings.finding import screen_of
 from gpurun.launcher.grouping import leaves
 from gpurun.launcher.jobfile.settings import SETTINGS
 from gpurun.launcher.report.markdown import NEW_LINE, summary_markdown
-from gpurun.launcher.report.metrics import METRICS, figures_of, values_of
+from gpurun.launcher.report.metrics import measured_metrics, values_of
 from gpurun.launcher.rundir.control import opened_in
 from gpurun.launcher.rundir.files import RunDir, replacing
 from gpurun.launcher.rundir.records import MEASURED, StepRecord
@@ -101,17 +101,8 @@ def _between(ended: Sequence[int], times_s: Sequence[float], record: StepRecord)
     return times_s[after - 1] + share * (times_s[after] - times_s[after - 1])
 
 
-@dataclass(frozen=True)
-class Point:
-    """The values of one step or one round, by tag, in milliseconds."""
-
-    step: int
-    wall_time_s: float
-    values: Mapping[str, float]
-
-
-def step_points(ranks: Mapping[int, Sequence[StepRecord]], times: Times) -> list[Point]:
-    """A point per timed step: `step_ms/rank0`, `phases_ms/rank0/forward`.
+def step_events(ranks: Mapping[int, Sequence[StepRecord]], times: Times) -> list[EventProto]:
+    """An event per timed step, in ms: `step_ms/rank0`, `phases_ms/rank0/forward`.
 
     Steps count from 0 over all rounds and launches, those that a sample leaves out as well. A phase that is
     zero throughout has no tag.
@@ -120,15 +111,15 @@ def step_points(ranks: Mapping[int, Sequence[StepRecord]], times: Times) -> list
     timed = {rank: _timed(records) for rank, records in ranks.items()}
     longest = max(timed.values(), key=len, default=[])
     return [
-        Point(number, time_s, _step_values(_at(timed, position), phases))
+        _event(number, time_s, _scalars(_step_values(_at(timed, position), phases)))
         for position, (number, time_s) in enumerate(
             zip(step_numbers(longest), times.began(longest), strict=True)
         )
     ]
 
 
-def round_points(ranks: Mapping[int, Sequence[StepRecord]], times: Times) -> list[Point]:
-    """A point per round, from the means of its block of steps.
+def round_events(ranks: Mapping[int, Sequence[StepRecord]], times: Times) -> list[EventProto]:
+    """An event per round, from the means of its block of steps, in ms.
 
     `step_ms/round` is the maximum over ranks, `slowest_rank_ms/PHASE` what the slowest-computing rank does,
     and `ahead_ms/rankN` how much earlier than that one a rank is through with its forward pass: the time
@@ -137,18 +128,18 @@ def round_points(ranks: Mapping[int, Sequence[StepRecord]], times: Times) -> lis
     phases = _used_phases(ranks)
     blocks = {rank: _blocks(records) for rank, records in ranks.items()}
     first = [block[0] for block in next(iter(blocks.values()), {}).values()]
-    points = []
+    events = []
     for number, (record, time_s) in enumerate(zip(first, times.began(first), strict=True), start=1):
         key = (record.launch, record.round)
         block = {rank: found[key] for rank, found in blocks.items() if key in found}
-        points.append(Point(number, time_s, _round_values(block, phases)))
-    return points
+        events.append(_event(number, time_s, _scalars(_round_values(block, phases))))
+    return events
 
 
-def curve_points(probe: ProbeResult | None, time_s: float) -> list[Point]:
-    """A point per size of a micro-benchmark's curves, at the size in place of a step: `curve/SERIES/us`."""
+def curve_events(probe: ProbeResult | None, time_s: float) -> list[EventProto]:
+    """An event per size of a micro-benchmark's curves, at the size in place of a step: `curve/SERIES/us`."""
     return [
-        Point(point.size, time_s, _finite(_curve_values(curve.series.replace(" ", "_"), point)))
+        _event(point.size, time_s, _scalars(_finite(_curve_values(curve.series.replace(" ", "_"), point))))
         for curve in (probe.curves if probe else ())
         for point in curve.points
     ]
@@ -236,11 +227,12 @@ def write_tensorboard(comparison: Comparison, run: RunDir) -> None:
 
 
 def _root_events(comparison: Comparison, tags: Collection[str]) -> list[EventProto]:
-    values = [
-        _experiment_value(comparison),
-        *layout_values(tags),
-        text_value("summary", summary_markdown(comparison)),
-    ]
+    summary = Summary.Value(
+        tag="summary",
+        metadata=text.create_summary_metadata(display_name="summary", description=""),
+        tensor=make_tensor_proto(summary_markdown(comparison).encode(), shape=[]),
+    )
+    values = [_experiment_value(comparison), *layout_values(tags), summary]
     return [_event(0, time.time(), values), *_batch_events(comparison.batch_curves)]
 
 
@@ -264,9 +256,9 @@ def _variant_events(variant: VariantResult, run: RunDir, metrics: Mapping[str, f
     values = [_start_value(variant, run_name(run), min(times_s)), *_scalars(metrics)]
     return [
         _event(0, min(times_s), values),
-        *map(_point_event, round_points(ranks, times)),
-        *map(_point_event, step_points(ranks, times)),
-        *map(_point_event, curve_points(variant.probe, min(times_s))),
+        *round_events(ranks, times),
+        *step_events(ranks, times),
+        *curve_events(variant.probe, min(times_s)),
         _event(0, max(times_s), [_end_value(variant, max(times_s))]),
     ]
 
@@ -286,10 +278,6 @@ def _times(run: RunDir, launches: Iterable[str]) -> Times:
             elif event.stage == "run":
                 progress[launch].append((event.round, event.time_ns / 1e9))
     return Times(rounds, progress)
-
-
-def _point_event(point: Point) -> EventProto:
-    return _event(point.step, point.wall_time_s, _scalars(point.values))
 
 
 def _scalars(values: Mapping[str, float]) -> list[Summary.Value]:
@@ -355,20 +343,10 @@ def layout_values(tags: Collection[str]) -> list[Summary.Value]:
     return [value]
 
 
-def text_value(tag: str, markdown: str) -> Summary.Value:
-    """A page of Markdown."""
-    return Summary.Value(
-        tag=tag,
-        metadata=text.create_summary_metadata(display_name=tag, description=""),
-        tensor=make_tensor_proto(markdown.encode(), shape=[]),
-    )
-
-
 def _experiment_value(comparison: Comparison) -> Summary.Value:
     """The columns of the table; belongs to the root run."""
     rows = [hyperparameters(variant) for variant in comparison.variants]
     names = dict.fromkeys(name for row in rows for name in row)
-    known = {metric.key for metric in figures_of(comparison.variants)}
     experiment = api_pb2.Experiment(
         description=NEW_LINE.join(
             (
@@ -379,8 +357,7 @@ def _experiment_value(comparison: Comparison) -> Summary.Value:
         hparam_infos=[_column(name, [row[name] for row in rows if name in row]) for name in names],
         metric_infos=[
             api_pb2.MetricInfo(name=api_pb2.MetricName(tag=metric.key), display_name=metric.label)
-            for metric in METRICS
-            if metric.key in known
+            for metric in measured_metrics(comparison.variants)
         ],
     )
     return _value(metadata.EXPERIMENT_TAG, HParamsPluginData(experiment=experiment))

@@ -23,7 +23,6 @@ from gpurun.launcher.compare.model import CONCLUSIONS, Comparison
 from gpurun.launcher.compare.ranking import by_rank
 from gpurun.launcher.findings.finding import finding, ranked
 from gpurun.launcher.report import metrics
-from gpurun.launcher.report import tensorboard as hparams_module
 from gpurun.launcher.report.markdown import summary_markdown
 from gpurun.launcher.report.metrics import METRICS, PARTS, Metric, figures_of, values_of
 from gpurun.launcher.report.tensorboard import write_tensorboard
@@ -279,8 +278,7 @@ def test_a_new_figure_is_one_row(report: Report, run: RunDir, monkeypatch: pytes
         better="higher",
         drop=8,
     )
-    for module in (metrics, hparams_module):
-        monkeypatch.setattr(module, "METRICS", (*METRICS, new))
+    monkeypatch.setattr(metrics, "METRICS", (*METRICS, new))
     monkeypatch.setitem(globals(), "METRICS", (*METRICS, new))
     variants = tuple(replace(one, input_bytes_per_s=42.5e6) for one in COMPARISON.variants)
     comparison = replace(COMPARISON, variants=variants)

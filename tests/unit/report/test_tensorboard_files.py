@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace as changed
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.compat.proto.event_pb2 import Event as EventProto
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
@@ -19,11 +20,10 @@ from gpurun.launcher.compare.model import StepTime
 from gpurun.launcher.report.markdown import escape, summary_markdown
 from gpurun.launcher.report.metrics import values_of
 from gpurun.launcher.report.tensorboard import (
-    Point,
     Times,
     hyperparameters,
-    round_points,
-    step_points,
+    round_events,
+    step_events,
     write_tensorboard,
 )
 from gpurun.launcher.rundir.files import RunDir, append_lines
@@ -225,18 +225,20 @@ def test_nothing_that_is_not_a_number_becomes_a_metric() -> None:
     assert not {"step_ms", "samples_per_s", "exposed_comm_percent"} & values_of([broken])[broken.id].keys()
 
 
-def tags_of(points: Iterable[Point]) -> set[str]:
-    return {tag for point in points for tag in point.values}
+def tags_of(events: Iterable[EventProto]) -> list[list[str]]:
+    return [[value.tag for value in event.summary.value] for event in events]
 
 
 def test_one_rank_is_ahead_of_none() -> None:
     alone = {0: [step(1, 20), step(2, 20)]}
-    assert not any(tag.startswith("ahead_ms") for tag in tags_of(round_points(alone, Times())))
+    tags = tags_of(round_events(alone, Times()))
+    assert len(tags) == 2
+    assert not any(tag.startswith("ahead_ms") for its in tags for tag in its)
 
 
 def test_a_rank_that_died_early_costs_only_its_own_points() -> None:
     ranks = two_ranks()
     ranks[1] = ranks[1][:-3]
-    assert len(step_points(ranks, Times())) == 6
-    assert [len(point.values) for point in round_points(ranks, Times())] == [5, 5, 3]
-    assert step_points({}, Times()) == round_points({0: []}, Times()) == []
+    assert len(step_events(ranks, Times())) == 6
+    assert [len(tags) for tags in tags_of(round_events(ranks, Times()))] == [5, 5, 3]
+    assert step_events({}, Times()) == round_events({0: []}, Times()) == []

@@ -23,7 +23,7 @@ from gpurun.launcher.compare.figures.size_curves import (
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.kinds import workload_kind
 from gpurun.launcher.plan.build import build_plan
-from gpurun.launcher.report.tensorboard import curve_points
+from gpurun.launcher.report.tensorboard import curve_events
 from gpurun.launcher.report.terminal.table import curve_lines, curve_tables
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import PointRecord, VariantConfig
@@ -173,8 +173,8 @@ def test_the_summary_gives_one_number(wording: Wording) -> None:
     two_sizes = [record("all-reduce", 1024, 9.0, nbytes=1024), record("all-reduce", 4000, 2.0, nbytes=4000)]
     no_line = probe_result(two_sizes, "allreduce", None, "fp32")
     wording(probe_summary("allreduce", {"v": no_line}))
-    points = curve_points(result, 1.0)
-    assert {(point.step, *point.values) for point in points} == {
+    events = curve_events(result, 1.0)
+    assert {(event.step, *(value.tag for value in event.summary.value)) for event in events} == {
         (16, "curve/CPU/us"), (16, "curve/GPU/us"), (32, "curve/CPU/us"), (32, "curve/GPU/us")
     }  # fmt: skip
 
