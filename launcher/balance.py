@@ -61,7 +61,7 @@ def fit_curve(times_ms: Times, cap: int | None) -> CostCurve:
         beta_ci=_around(beta_ms, median_interval([beta for _, beta in per_round])),
         straight=straight,
         points=tuple(zip(medians, isotonic(list(medians.values())), strict=True)),
-        cap=cap,
+        max_samples=cap,
     )
 
 
@@ -451,7 +451,10 @@ class Calibration:
         Raises:
             MemoryError: the devices can't hold the batch.
         """
-        caps = [self.batch if curve.cap is None else min(self.batch, curve.cap) for curve in curves]
+        caps = [
+            self.batch if curve.max_samples is None else min(self.batch, curve.max_samples)
+            for curve in curves
+        ]
         try:
             return solve(costs_of(curves, hope), self.batch, [self.minimum] * len(curves), caps)
         except SpecError as error:
@@ -483,4 +486,7 @@ def is_near(split: Split, before: Split) -> bool:
 
 
 def _fits(curves: Sequence[CostCurve], split: Split) -> bool:
-    return all(curve.cap is None or size <= curve.cap for curve, size in zip(curves, split, strict=False))
+    return all(
+        curve.max_samples is None or size <= curve.max_samples
+        for curve, size in zip(curves, split, strict=False)
+    )

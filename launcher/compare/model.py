@@ -5,7 +5,7 @@ What does not apply is `None` (`null`), never 0. Schema version 3.
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from gpurun.launcher.compare.figures.ranks import ExposedComm, RankFigures, TracedSteps
@@ -21,7 +21,7 @@ from gpurun.launcher.plan.model import (
     refuse_unknown_names,
     refuse_unknown_names_in_job,
 )
-from gpurun.launcher.rundir.records import CodeVersion, LossOver, Resumption, Status
+from gpurun.launcher.rundir.records import Checked, CodeVersion, Resumption, Status
 from gpurun.launcher.stats.estimates import Outcome
 from gpurun.launcher.units import Interval
 
@@ -117,7 +117,7 @@ class OpenPair:
 
 
 @dataclass(frozen=True)
-class VariantResult(Identity, Rates):
+class VariantResult(Checked, Identity, Rates):
     """One variant's figures and how it ended."""
 
     status: Status
@@ -128,8 +128,6 @@ class VariantResult(Identity, Rates):
     step_ms: StepTime | None
     vs_baseline: Difference | None
     scaling_efficiency: float | None
-    gradient_error: float | None
-    gradient_reference: str | None
     exposed_comm_ms: ExposedComm
     ranks: tuple[RankFigures, ...]
     launch_ms: tuple[float, ...] = ()
@@ -140,16 +138,8 @@ class VariantResult(Identity, Rates):
     """The result of a micro-benchmark, which has no steps."""
     wall_s: float | None = None
     """How long a program runs, from its start to the end of its last rank: median over launches."""
-    gradient_warning: str | None = None
-    """The warning that its gradient isn't that of the reference: it trains another model."""
-    parameter_error: float | None = None
-    """Relative difference of its parameters after 5 steps to those of one device, as in `VariantFacts`."""
     compression: str = ""
     """How its gradients are compressed, so that they aren't those of one device; empty where they aren't."""
-    loss: LossOver | None = None
-    """The kind of the workload's loss over its samples; `None` of a program, and in older runs."""
-    code: Mapping[str, str] = field(default_factory=dict)
-    """Files of the user's code that it loaded, relative to the job's directory, with a hash of each."""
     traced_steps: TracedSteps | None = None
     """`None` where nothing was traced, and in older runs."""
 
@@ -167,20 +157,16 @@ class VariantResult(Identity, Rates):
         return replace(
             self,
             **asdict(Rates()),
+            **asdict(Checked(code=self.code)),
             step_ms=None,
             vs_baseline=None,
             scaling_efficiency=None,
-            gradient_error=None,
-            gradient_reference=None,
-            gradient_warning=None,
-            parameter_error=None,
             exposed_comm_ms=ExposedComm(),
             ranks=(),
             launch_ms=(),
             balanced=None,
             probe=None,
             wall_s=None,
-            loss=None,
             traced_steps=None,
         )
 

@@ -395,13 +395,30 @@ class RoundTime:
     """How many steps it is the mean of: of a program, whose last round may be shorter."""
 
 
-@dataclass(frozen=True)
-class VariantFacts:
-    """A launch's findings about a variant besides times; `variants/ID/facts.json`."""
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What a variant trains with, and how its gradient compares with that of a reference."""
 
     gradient_error: Number | None = None
+    """Relative."""
     gradient_reference: str | None = None
     """`one device`, or the id of the variant that it was compared with."""
+    gradient_warning: str | None = None
+    """The warning that the gradient isn't the reference's, by how much, and the likely reason."""
+    parameter_error: Number | None = None
+    """Relative difference of the parameters after 5 steps to those of one device; `None` where each rank
+    updates all of them, so that the gradient says it."""
+    loss: LossOver | None = None
+    """The kind of the workload's loss over its samples; `None` of a program, and in older runs."""
+    code: Mapping[str, str] = field(default_factory=dict)
+    """Every file of the user's code that rank 0 has loaded, relative to the job's directory, with a hash of
+    its content. Empty where there was none, and in older runs."""
+
+
+@dataclass(frozen=True)
+class VariantFacts(Checked):
+    """A launch's findings about a variant besides times; `variants/ID/facts.json`."""
+
     warnings: tuple[str, ...] = ()
     """Findings to show next to the figures: BatchNorm, dropout."""
     unsteady: str | None = None
@@ -412,18 +429,8 @@ class VariantFacts:
     """Floating-point operations of forward and backward; `None` if an operator can't be counted."""
     bytes_per_sample: Number | None = None
     """Memory of a sample's inputs and targets."""
-    loss: LossOver | None = None
-    """`None` in runs that are older than this field."""
-    code: Mapping[str, str] = field(default_factory=dict)
-    """Every file of the user's code that rank 0 has loaded, relative to the job's directory, with a hash of
-    its content. Empty where there was none, and in older runs."""
-    gradient_warning: str | None = None
-    """The warning that the gradient isn't the reference's, by how much, and the likely reason."""
     observed: Observed | None = None
     """What the workload is trained with, and its losses, where the plan asks for them."""
-    parameter_error: Number | None = None
-    """Relative difference of the parameters after 5 steps to those of one device; `None` where each rank
-    updates all of them, so that the gradient says it."""
 
 
 @dataclass(frozen=True)
@@ -523,8 +530,8 @@ class CostCurve:
     """Whether the line α + β·b fits the measured points; else the curve goes through them."""
     points: tuple[tuple[Count, Number], ...]
     """Samples and their measured time, both increasing."""
-    cap: Count | None
-    """The most samples that its memory holds, if the batch has more."""
+    max_samples: Count | None = None
+    """The most that the device's memory holds, where the batch has more."""
 
 
 @dataclass(frozen=True)

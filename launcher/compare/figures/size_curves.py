@@ -13,7 +13,7 @@ from typing import Literal
 from gpurun.launcher.findings.finding import reason
 from gpurun.launcher.grouping import grouped
 from gpurun.launcher.machine.accelerators import total_peak_flop_per_s
-from gpurun.launcher.rundir.records import PointRecord
+from gpurun.launcher.rundir.records import CostCurve, PointRecord
 from gpurun.launcher.stats.estimates import median_interval
 from gpurun.launcher.units import (
     Interval,
@@ -26,21 +26,11 @@ from gpurun.launcher.units import (
 )
 
 
-@dataclass(frozen=True)
-class DeviceCost:
+@dataclass(frozen=True, kw_only=True)
+class DeviceCost(CostCurve):
     """The cost of samples on one device, measured while all were busy: α + β·b milliseconds."""
 
     device: str
-    alpha_ms: float
-    alpha_ci: Interval | None
-    beta_ms: float
-    beta_ci: Interval | None
-    straight: bool
-    """Whether the measured points lie on that line; else the points themselves were used."""
-    points: tuple[tuple[int, float], ...]
-    """Samples and milliseconds."""
-    max_samples: int | None
-    """The most that the device's memory holds, where the batch has more."""
 
     def ms(self, samples: int) -> float:
         """The time of so many samples in ms, where the curve is straight."""

@@ -30,7 +30,7 @@ from gpurun.launcher.compare.ranking import Differences, is_ranked
 from gpurun.launcher.grouping import grouped
 from gpurun.launcher.jobfile.settings import Settings
 from gpurun.launcher.plan.model import Identity
-from gpurun.launcher.rundir.records import Balance, Prediction, StepRecord
+from gpurun.launcher.rundir.records import Balance, Checked, Prediction, StepRecord
 from gpurun.launcher.stats.estimates import (
     MOST_LOG,
     components,
@@ -45,7 +45,7 @@ from gpurun.launcher.stats.estimates import (
 from gpurun.launcher.strategies import STRATEGIES, Reach
 from gpurun.launcher.units import Interval, scaled
 
-_IDENTITY = [each.name for each in fields(Identity)]
+_IDENTITY, _CHECKED = ([each.name for each in fields(of)] for of in (Identity, Checked))
 CI_ALPHA = 0.05
 """Level of figures by themselves; verdicts have the level of the comparison."""
 
@@ -61,13 +61,14 @@ def variant_result(
     traced_steps: TracedSteps | None,
 ) -> VariantResult:
     """One variant's entry; a variant that failed keeps the times that it has, but isn't compared."""
-    variant, status, facts = measured.variant, measured.status, measured.facts
+    variant, status = measured.variant, measured.status
     step_ms = times[variant.id]
     middle_ms = step_ms.estimate if step_ms else None
     rates, scale = throughput(measured, middle_ms, host, peaks), (variant.global_batch or 1) / 1e6
     slowest = slowest_rank(ranks)  # the others' gap is mostly waiting
     return VariantResult(
         **{name: getattr(variant, name) for name in _IDENTITY},
+        **{name: getattr(measured.facts, name) for name in _CHECKED},
         status=status.status,
         reason=status.reason,
         log=status.log,
@@ -76,10 +77,6 @@ def variant_result(
         step_ms=step_ms,
         vs_baseline=vs_baseline,
         scaling_efficiency=scaling_efficiency(measured, times, differences.measured.values()),
-        gradient_error=facts.gradient_error,
-        gradient_reference=facts.gradient_reference,
-        gradient_warning=facts.gradient_warning,
-        parameter_error=facts.parameter_error,
         compression="" if variant.comm_hook == Settings.comm_hook else variant.comm_hook,
         exposed_comm_ms=slowest.exposed_comm_ms if slowest else ExposedComm(),
         ranks=ranks,
@@ -95,8 +92,6 @@ def variant_result(
         wall_s=median(measured.ended_s[name] for name in measured.later(measured.ended_s))
         if measured.ended_s
         else None,
-        loss=facts.loss,
-        code=facts.code,
         traced_steps=traced_steps,
         **asdict(rates),
     )
@@ -302,7 +297,10 @@ def balanced(measured: MeasuredVariant, step: StepTime | None, differences: Diff
     others = differences.measured.values()
     optimum_ms, measured_ms = balance.best.compute_ms, step.estimate if step else None
     return Balanced(
-        devices=tuple(_costs(measured, balance)),
+        devices=tuple(
+            DeviceCost(device=device, **vars(curve))
+            for device, curve in zip(measured.variant.devices, balance.curves, strict=True)
+        ),
         optimum_ms=optimum_ms,
         overhead_ms=balance.overhead_ms,
         predicted_ms=balance.predicted_ms,
@@ -313,20 +311,6 @@ def balanced(measured: MeasuredVariant, step: StepTime | None, differences: Diff
         same_as=tuple(other.variant.id for other in others if _is_same(other, measured)),
         beaten_by=_faster_than(measured, differences),
     )
-
-
-def _costs(measured: MeasuredVariant, balance: Balance) -> Iterable[DeviceCost]:
-    for device, curve in zip(measured.variant.devices, balance.curves, strict=True):
-        yield DeviceCost(
-            device=device,
-            alpha_ms=curve.alpha_ms,
-            alpha_ci=curve.alpha_ci,
-            beta_ms=curve.beta_ms,
-            beta_ci=curve.beta_ci,
-            straight=curve.straight,
-            points=curve.points,
-            max_samples=curve.cap,
-        )
 
 
 def _cost(balance: Balance, prediction: Prediction | None) -> SplitCost | None:

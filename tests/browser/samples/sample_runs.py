@@ -212,10 +212,10 @@ def write_balanced(path: Path) -> RunDir:
     """Two devices, one of them slow to start and slow per sample, split by what they cost; once straight and
     measured, once through the points of a device that is full, and never measured."""
     costs = (
-        DeviceCost("cpu:0", 4.86, (2.95, 5.41), 1.0, (0.987, 1.06), True,
-                   ((31, 35.8), (42, 46.9), (52, 57.0), (62, 66.8)), None),
-        DeviceCost("cpu:1", 26.75, (26.59, 26.94), 2.53, (2.49, 2.57), True,
-                   ((7, 44.5), (10, 51.9), (12, 57.4), (14, 62.1)), None),
+        DeviceCost(4.86, (2.95, 5.41), 1.0, (0.987, 1.06), True,
+                   ((31, 35.8), (42, 46.9), (52, 57.0), (62, 66.8)), device="cpu:0"),
+        DeviceCost(26.75, (26.59, 26.94), 2.53, (2.49, 2.57), True,
+                   ((7, 44.5), (10, 51.9), (12, 57.4), (14, 62.1)), device="cpu:1"),
     )  # fmt: skip
     found = Balanced(
         costs, optimum_ms=57.1, overhead_ms=0.588, predicted_ms=57.688, measured_ms=58.6,

@@ -290,19 +290,19 @@ def test_even_is_the_jobs_own_even_which_may_leave_a_device_out() -> None:
 def test_a_device_with_little_memory_gets_what_it_holds() -> None:
     curves, split = search(GlassDevices([(0, 1), (0, 2.5)], memory=(20, 1000)), 64)
     assert split == (20, 44)
-    assert (curves[0].cap, curves[1].cap) == (20, None)
+    assert (curves[0].max_samples, curves[1].max_samples) == (20, None)
 
 
 def test_the_room_that_max_found_bounds_every_split_that_is_shown() -> None:
     devices = GlassDevices([(0, 1), (0, 1)], noise=0)
     curves, split = Calibration(devices, 123, 1, (95, 28), 1 << 40, "seed").run()
     assert split == (95, 28)
-    assert [curve.cap for curve in curves] == [95, 28]
+    assert [curve.max_samples for curve in curves] == [95, 28]
     found = balance_of(curves, split, overhead_ms=0)
     assert (found.even, found.proportional) == (None, None)
     # A device that holds the whole batch, or less than was hoped for:
     curves, split = Calibration(GlassDevices([(0, 1)] * 2, (99, 20)), 64, 1, (95, 28), 99, "seed").run()
-    assert ([curve.cap for curve in curves], split) == ([None, 20], (44, 20))
+    assert ([curve.max_samples for curve in curves], split) == ([None, 20], (44, 20))
 
 
 def test_a_batch_that_no_memory_holds_or_a_model_that_never_fits_is_reported(wording: Wording) -> None:

@@ -189,9 +189,9 @@ def test_facts_notes_and_combinations_left_out_are_carried(files: Files, wording
     write_splits(files)
     write_json(files.run.plan, splits_plan(left_out=(left_out,), notes=("two ranks share cuda:0",)))
     facts = VariantFacts(
-        1e-7,
-        "one device",
-        ("BatchNorm",),
+        gradient_error=1e-7,
+        gradient_reference="one device",
+        warnings=("BatchNorm",),
         unsteady="the step time did not settle",
         gradient_warning="the gradient differs",
     )

@@ -100,7 +100,7 @@ def test_a_faster_split_takes_the_claim_back_though_all_drift_together(files: An
 def cost(alpha_ms: float, beta_ms: float, error_ms: float = 0.0) -> DeviceCost:
     """A straight curve, whose α is known to `error_ms`."""
     ci = (alpha_ms - error_ms, alpha_ms + error_ms)
-    return DeviceCost("cpu:0", alpha_ms, ci, beta_ms, (beta_ms, beta_ms), True, ((8, 0.0), (64, 0.0)), None)
+    return DeviceCost(alpha_ms, ci, beta_ms, (beta_ms, beta_ms), True, ((8, 0.0), (64, 0.0)), device="cpu:0")
 
 
 def test_what_could_be_the_best_split_too_is_within_the_error_of_the_prediction() -> None:

@@ -327,7 +327,8 @@ def test_work_of_other_steps_alone_is_no_idle_time(tmp_path: Path, kind: Kind) -
 
 
 COSTS = tuple(
-    DeviceCost(f"cuda:{rank}", 5.0, None, 1.0, None, True, ((8, 13.0), (16, 21.0)), None) for rank in range(2)
+    DeviceCost(5.0, None, 1.0, None, True, ((8, 13.0), (16, 21.0)), device=f"cuda:{rank}")
+    for rank in range(2)
 )
 FOUND = Balanced(COSTS, 37.0, 0.5, 37.5, 38.0, 37 / 38, SplitCost((32, 32), 37.5), None, ("ddp-2-even",))
 
