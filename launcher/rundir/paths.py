@@ -35,6 +35,19 @@ many at least. The standard error of the median round is then up to 6 % of the r
 (1.25 / √500), for normal noise."""
 
 
+Stamp = tuple[int, int]
+"""Size of a file in bytes, and time of its last change in ns."""
+
+
+def stamp_of(path: Path) -> Stamp:
+    """Size and time of a file, which change with its content; -1 where there is none."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return (-1, -1)
+    return found.st_size, found.st_mtime_ns
+
+
 @lru_cache(maxsize=1000)
 def is_name(identity: str) -> bool:
     """Whether an id names a directory that lies where it should."""

@@ -28,7 +28,7 @@ from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.claim import Running
 from gpurun.launcher.rundir.files import RunDir, open_file
 from gpurun.launcher.rundir.improvement import Improvement
-from gpurun.launcher.rundir.paths import IMPROVEMENT, rank_files
+from gpurun.launcher.rundir.paths import IMPROVEMENT, Stamp, rank_files, stamp_of
 from gpurun.launcher.rundir.records import StepRecord
 from gpurun.launcher.rundir.store import source_of
 from gpurun.launcher.tensorboard_plugin.timeline.index_store import Traces
@@ -346,8 +346,6 @@ class Listing:
 
 
 T = TypeVar("T")
-Stamp = tuple[int, int]
-"""Size and time of a file."""
 Status = Literal["running", "done", "stopped"]
 MAX_BYTES = 64 << 20
 LIVE_S = 120.0
@@ -476,15 +474,6 @@ def _decoded(root: Path, path: Path, kind: Any) -> Any:
         return None if content is None else msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
-
-
-def stamp_of(path: Path) -> Stamp:
-    """Size and time of a file, which change with its content; -1 where there is none."""
-    try:
-        found = path.stat()
-    except (OSError, ValueError):
-        return (-1, -1)
-    return found.st_size, found.st_mtime_ns
 
 
 def _mtime_s(listed: Listed, path: Path) -> float:

@@ -29,7 +29,7 @@ from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.plan.model import Node, Variant, node_of_device
 from gpurun.launcher.rundir.control import write_in
 from gpurun.launcher.rundir.files import RunDir, as_json
-from gpurun.launcher.rundir.paths import rank_files
+from gpurun.launcher.rundir.paths import Stamp, rank_files, stamp_of
 from gpurun.launcher.rundir.records import MemoryPart, StepRecord
 from gpurun.launcher.stats.core_waiting import mean_of
 from gpurun.launcher.strategies import STRATEGIES
@@ -51,9 +51,6 @@ LEAST_OF_TIMED = 0.5
 """A smaller share of the timed step is another kind of step."""
 LONG_STEP = 1.3
 """Multiple of the quiet steps' mean from which on the work of a step differs, not only what else ran."""
-
-Stamp = tuple[int, int]
-"""Size in bytes and time of the last change in ns."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +155,7 @@ def read_traced(run: RunDir, variant_id: str) -> Traced | None:
     traces = [*rank_files(run.variant(variant_id), ".pt.trace.json.gz").values()]
     if not traces:
         return None
-    stamps = {path.name: _stamp(path) for path in traces}
+    stamps = {path.name: stamp_of(path) for path in traces}
     kept = _kept(run, run.traced(variant_id))
     if kept is not None and kept.schema == SCHEMA and kept.files == stamps:
         return kept
@@ -167,11 +164,6 @@ def read_traced(run: RunDir, variant_id: str) -> Traced | None:
     with suppress(MachineError):  # where it can't be written, the traces are read each time
         write_in(run, run.traced(variant_id), as_json(found).encode(), is_asked=False)
     return found
-
-
-def _stamp(path: Path) -> Stamp:
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
 
 
 def _kept(run: RunDir, path: Path) -> Traced | None:
@@ -472,7 +464,8 @@ def rank_figures(
     return tuple(
         with_breakdown(
             replace(
-                _one_rank(measured, rank, device, local_batch, host_of(device, nodes)),
+                _one_rank(measured, rank, device, local_batch),
+                host=nodes[node_of_device(device)].host if nodes else None,
                 trace=traces[rank].relative_to(run.path).as_posix() if rank in traces else None,
             ),
             traced,
@@ -482,14 +475,7 @@ def rank_figures(
     )
 
 
-def host_of(device: str, nodes: Sequence[Node]) -> str | None:
-    """The host of a device, if the job has several nodes."""
-    return nodes[node_of_device(device)].host if nodes else None
-
-
-def _one_rank(
-    measured: MeasuredVariant, rank: int, device: str, local_batch: int | None, host: str | None
-) -> RankFigures:
+def _one_rank(measured: MeasuredVariant, rank: int, device: str, local_batch: int | None) -> RankFigures:
     steps = measured.steps.get(rank, ())
     timed = timed_steps(measured, rank)
     loads = gpu_loads(measured, rank)
@@ -512,7 +498,6 @@ def _one_rank(
         sm_clock_mhz=mean_of(load.sm_clock_mhz for load in loads),
         power_w=mean_of(load.power_w for load in loads),
         alloc_retries=sum(load.alloc_retries for load in loads),
-        host=host,
         memory_gib={part: num_bytes / GIB for part, num_bytes in memory.parts.items()} if memory else {},
         reserved_gib=memory.reserved / GIB if memory and memory.reserved is not None else None,
         cpu=CpuFacts(remedies=remedies_of(measured.variant)),
@@ -525,7 +510,7 @@ def with_breakdown(figures: RankFigures, traced: Traced | None, alone: bool = Fa
     is_gpu = not figures.device.startswith(CPU.name)
     if traced is None or breakdown is None:  # whether a GPU had work meanwhile isn't known
         return replace(figures, queue_percent=None) if is_gpu else figures
-    operators_ns = traced.operators_ns.get(figures.rank, {})
+    operators_ns, cpu = traced.operators_ns.get(figures.rank, {}), traced.cpu.get(figures.rank, CpuFacts())
     idle_ms: dict[str, Any] = {f"{part}_ms": getattr(breakdown, f"{part}_ns") / 1e6 for part in IDLE_PARTS}
     exposed_ms = None if alone else breakdown.exposed_comm_ns / 1e6
     queued = figures.queue_percent
@@ -548,12 +533,8 @@ def with_breakdown(figures: RankFigures, traced: Traced | None, alone: bool = Fa
         operators_ms={name: ns / 1e6 for name, ns in operators_ns.items()},
         bubble=traced.bubbles.get(figures.rank),
         savings_ms=_savings_ms(traced, figures.rank),
-        cpu=_with_remedies(traced.cpu.get(figures.rank, CpuFacts()), figures.cpu.remedies),
+        cpu=replace(cpu, remedies=tuple(sorted({*cpu.remedies, *figures.cpu.remedies}))),
     )
-
-
-def _with_remedies(cpu: CpuFacts, in_use: Sequence[Remedy]) -> CpuFacts:
-    return replace(cpu, remedies=tuple(sorted({*cpu.remedies, *in_use})))
 
 
 def remedies_of(variant: Variant) -> tuple[Remedy, ...]:

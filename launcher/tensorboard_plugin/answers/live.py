@@ -19,7 +19,7 @@ from gpurun.launcher.machine.gpus.gpu import Gpu
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.run.attempts import attempts
 from gpurun.launcher.run.progress_line import stage_text
-from gpurun.launcher.rundir.paths import is_name, rank_files
+from gpurun.launcher.rundir.paths import is_name, rank_files, stamp_of
 from gpurun.launcher.rundir.records import Event, StepRecord
 from gpurun.launcher.tensorboard_plugin.answers.sentences import NOT_RANKED_YET, RANKED_LATER
 from gpurun.launcher.tensorboard_plugin.logdir import (
@@ -33,7 +33,6 @@ from gpurun.launcher.tensorboard_plugin.logdir import (
     read_end,
     read_host,
     read_plan,
-    stamp_of,
     status,
     version,
 )

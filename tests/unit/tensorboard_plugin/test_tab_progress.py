@@ -18,6 +18,7 @@ from gpurun.launcher.errors import MachineError
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.rundir.claim import claimed, read
 from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
+from gpurun.launcher.rundir.paths import stamp_of
 from gpurun.launcher.rundir.records import Event, StepRecord
 from gpurun.launcher.tensorboard_plugin import logdir
 from gpurun.launcher.tensorboard_plugin.answers import live
@@ -26,7 +27,7 @@ from gpurun.launcher.tensorboard_plugin.answers.operators import KINDS, Kind, op
 from gpurun.launcher.tensorboard_plugin.answers.runs import run_answer, steps_answer
 from gpurun.launcher.tensorboard_plugin.answers.sentences import cost_sentences
 from gpurun.launcher.tensorboard_plugin.html import without_host
-from gpurun.launcher.tensorboard_plugin.logdir import Kept, Listed, Listing, choose, own, stamp_of, status
+from gpurun.launcher.tensorboard_plugin.logdir import Kept, Listed, Listing, choose, own, status
 from gpurun.launcher.tensorboard_plugin.timeline.format import Header
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.model import TraceReport
