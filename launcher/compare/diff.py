@@ -52,11 +52,17 @@ PASSING_FACTS = {
 
 
 @dataclass(frozen=True)
-class VariantDiff:
-    """One variant in both runs. Percent of B against A: positive is slower."""
+class NamedVariant:
+    """The id and the label of a variant."""
 
     id: str
     label: str
+
+
+@dataclass(frozen=True)
+class VariantDiff(NamedVariant):
+    """One variant in both runs. Percent of B against A: positive is slower."""
+
     a_ms: float | None
     b_ms: float | None
     difference: Difference
@@ -65,21 +71,11 @@ class VariantDiff:
 
 
 @dataclass(frozen=True)
-class NotComparable:
+class NotComparable(NamedVariant):
     """A variant that goes by the same name in both runs but doesn't do the same work."""
 
-    id: str
-    label: str
     reason: str
     """`global_batch: 8 → 32, split: 4,4 → 16,16`."""
-
-
-@dataclass(frozen=True)
-class Unpaired:
-    """A variant that only one run has."""
-
-    id: str
-    label: str
 
 
 @dataclass(frozen=True)
@@ -93,8 +89,8 @@ class Diff:
     """The level of one variant's interval; `None` if no variant can be compared."""
     variants: tuple[VariantDiff, ...]
     not_comparable: tuple[NotComparable, ...]
-    only_in_a: tuple[Unpaired, ...]
-    only_in_b: tuple[Unpaired, ...]
+    only_in_a: tuple[NamedVariant, ...]
+    only_in_b: tuple[NamedVariant, ...]
     marks: tuple[str, ...]
     """Differences of host, versions and job: reasons to doubt that the code alone made the difference."""
     gate: Gate | None = None
@@ -198,9 +194,9 @@ def _label_of_both(a: VariantResult, b: VariantResult) -> str:
 
 def _only_in(
     variants: Mapping[str, VariantResult], others: Mapping[str, VariantResult]
-) -> tuple[Unpaired, ...]:
+) -> tuple[NamedVariant, ...]:
     return tuple(
-        Unpaired(name, variant_label(variant)) for name, variant in variants.items() if name not in others
+        NamedVariant(name, variant_label(variant)) for name, variant in variants.items() if name not in others
     )
 
 

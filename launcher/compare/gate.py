@@ -60,11 +60,12 @@ def row_of(
     why: str | None = None,
 ) -> GateRow:
     """A variant's row; with a reason why nothing can be said, it is undecided."""
-    outcome = UNDECIDED if why else found.outcome
     if why is None and found.ci is None:
         why = reason("few-of-each", num_launches=launches, least=MIN_LAUNCHES)
-    seen = None if why else found.seen_percent
-    return GateRow(label, *ids, *times_ms, found.percent, found.ci, outcome, seen, launches, why)
+    if why:
+        found = replace(found, outcome=UNDECIDED, seen_percent=None)
+    (a, b), (a_ms, b_ms) = ids, times_ms
+    return GateRow(**vars(found), label=label, a=a, b=b, a_ms=a_ms, b_ms=b_ms, launches=launches, why=why)
 
 
 def gate_of(threshold_percent: float, before: str, rows: Sequence[GateRow], metric: Metric = "wall") -> Gate:

@@ -26,14 +26,14 @@ from gpurun.launcher.compare.ranking import (
     standings,
     time_per_sample,
 )
-from gpurun.launcher.compare.variant_causes import cause, largest_loss, remaining, why_slower
+from gpurun.launcher.compare.variant_causes import cause, loss_of, remaining, why_slower
 from gpurun.launcher.findings.finding import AFTER_ALL, Finding, finding, reason, with_figures, worded
 from gpurun.launcher.findings.finding_kinds import KINDS
 from gpurun.launcher.findings.run_cases import AS_FAST, ENDED, FASTER, OWN_PROCESSES, SLOWER, TIMES
 from gpurun.launcher.machine.accelerators import CPU
 from gpurun.launcher.plan.model import Identity, Plan
 from gpurun.launcher.strategies import STRATEGIES
-from gpurun.launcher.trace.causes import MENTION_FROM, to_do
+from gpurun.launcher.trace.causes import to_do
 from gpurun.launcher.units import (
     GIB,
     HALF,
@@ -399,10 +399,8 @@ def _why(slower: VariantResult, leader: VariantResult, weight: float | None = No
 
 
 def _loss(result: VariantResult, leader: VariantResult) -> tuple[Finding, ...]:
-    """The reason why it is slower, else its own largest loss, if that is a relevant part of its step."""
-    own = largest_loss(result.ranks)
-    relevant = (cause(own, result, AFTER_ALL),) if own and own.weight >= MENTION_FROM else ()
-    return _why(result, leader, AFTER_ALL) or relevant
+    loss = loss_of(result, leader)
+    return (cause(loss, result, AFTER_ALL),) if loss else ()
 
 
 def _mirrored(difference: Difference) -> tuple[float, Interval | None]:

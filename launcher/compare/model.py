@@ -22,7 +22,7 @@ from gpurun.launcher.plan.model import (
     refuse_unknown_names_in_job,
 )
 from gpurun.launcher.rundir.records import Checked, CodeVersion, Resumption, Status
-from gpurun.launcher.stats.estimates import Outcome
+from gpurun.launcher.stats.estimates import Bounded, Outcome
 from gpurun.launcher.units import Interval
 
 Verdict = Literal["baseline", "faster", "slower", "same", "inconclusive"]
@@ -171,8 +171,8 @@ class VariantResult(Checked, Identity, Rates):
         )
 
 
-@dataclass(frozen=True)
-class GateRow:
+@dataclass(frozen=True, kw_only=True)
+class GateRow(Bounded):
     """One variant before (A) and after (B). Percent of B against A: positive is slower."""
 
     label: str
@@ -182,12 +182,6 @@ class GateRow:
     """The id afterwards, in its run."""
     a_ms: float | None
     b_ms: float | None
-    percent: float | None
-    ci: Interval | None
-    """Two one-sided bounds, each wrong with at most 5 % over all looks."""
-    outcome: Outcome
-    seen_percent: float | None
-    """The smallest difference that would have been called slower with 80 % chance."""
     launches: int
     """How often each version was launched."""
     why: str | None = None
@@ -332,8 +326,3 @@ class Comparison:
     def is_unranked(self) -> bool:
         """Whether what was measured can't be ranked, since clocks were throttled."""
         return self.answer is not None and self.answer.code == "not-ranked"
-
-    @property
-    def first(self) -> str | None:
-        """The variant that every report shows first; in files of older runs `fastest` is the leader."""
-        return self.leader or self.fastest

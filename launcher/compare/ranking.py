@@ -606,6 +606,6 @@ def by_rank(comparison: Comparison) -> tuple[list[VariantResult], list[VariantRe
         ranked = [variant for variant in comparison.variants if is_ranked(variant)]
     else:
         ranked = sorted(
-            fastest_first(comparison.variants), key=lambda variant: variant.id != comparison.first
+            fastest_first(comparison.variants), key=lambda variant: variant.id != comparison.leader
         )
     return ranked, [variant for variant in comparison.variants if not is_ranked(variant)]

@@ -92,7 +92,7 @@ def _rank_time(rank: RankFigures, on_host: Part, is_whole: bool) -> RankTime:
 
 
 def _host_part(rank: RankFigures) -> Part:
-    if not on_cpu((rank,)):
+    if not on_cpu(rank):
         return "host"
     return "python" if is_python_known(rank) else "outside"
 
@@ -104,9 +104,9 @@ def _host_part(rank: RankFigures) -> Part:
 # Other threads don't count, since those of OpenMP spin while nothing runs.
 
 
-def on_cpu(ranks: Sequence[RankFigures]) -> bool:
+def on_cpu(rank: RankFigures) -> bool:
     """Whether the CPU itself is what computes."""
-    return all(rank.device.startswith(CPU.name) for rank in ranks)
+    return rank.device.startswith(CPU.name)
 
 
 def is_python_known(rank: RankFigures) -> bool:
@@ -122,7 +122,7 @@ def is_python_known(rank: RankFigures) -> bool:
 def python_ms(rank: RankFigures) -> float:
     """The least of `host_ms` in which Python worked; what isn't blocked, where that isn't known."""
     host_ms = rank.host_ms or 0.0
-    if on_cpu((rank,)) and is_python_known(rank):
+    if on_cpu(rank) and is_python_known(rank):
         others_ms = (rank.compute_ms or 0.0) + (rank.one_off_ms or 0.0)
         return min(host_ms, max(0.0, _thread_ms(rank) - others_ms))
     return host_ms - blocked_ms(rank)
@@ -133,7 +133,7 @@ def blocked_ms(rank: RankFigures) -> float:
     host_ms, most_ms = rank.host_ms or 0.0, []
     if rank.cpu_ms is not None:
         most_ms.append(_longer(rank) * rank.cpu_ms)
-    if on_cpu((rank,)) and is_python_known(rank):
+    if on_cpu(rank) and is_python_known(rank):
         own_ms = max(0.0, (rank.compute_ms or 0.0) - _queue_ms(rank))
         most_ms.append(max(0.0, _thread_ms(rank) - own_ms))
     return max(0.0, host_ms - min(most_ms, default=host_ms))
@@ -154,7 +154,7 @@ def _longer(rank: RankFigures) -> float:
 
 def _added_ms(rank: RankFigures) -> float:
     """Milliseconds that recording adds to a GPU's wait for its host, if they are many."""
-    if on_cpu((rank,)) or rank.step_ms is None or rank.span_ms is None:
+    if on_cpu(rank) or rank.step_ms is None or rank.span_ms is None:
         return 0.0
     return max(0.0, rank.span_ms - rank.step_ms) if is_far_from_timed(rank.span_ms, rank.step_ms) else 0.0
 
@@ -184,6 +184,12 @@ def why_slower(slower: VariantResult, faster: VariantResult) -> Cause | None:
     """`rank 1 waits 19 % of its step (11.2 of 60.1 ms) for rank 0's larger batch`; `None`: it isn't known."""
     found = main_cause(slower, faster) or grown_compute(slower, faster)
     return found or _by_costs(slower, faster) or _by_ablation(slower, faster)
+
+
+def loss_of(result: VariantResult, leader: VariantResult | None) -> Cause | None:
+    """Why it is slower than the leader; else its own largest loss, if that is a relevant part of its step."""
+    own, why = largest_loss(result.ranks), why_slower(result, leader) if leader else None
+    return why or (own if own and own.weight >= MENTION_FROM else None)
 
 
 def main_cause(slower: VariantResult, faster: VariantResult) -> Cause | None:

@@ -239,10 +239,10 @@ def _whose(uneven: VariantResult, comparison: Comparison) -> str:
     is_alone = len(by_rank(comparison)[0]) == 1
     if comparison.fastest is None and not is_alone:
         return "No split was shown to be the fastest. To train with"
-    if uneven.id == comparison.first or is_alone:
+    if uneven.id == comparison.leader or is_alone:
         return "To train with"
     other = first_uneven(comparison, has_snippet=False)
-    leads = other is not None and other.id == comparison.first
+    leads = other is not None and other.id == comparison.leader
     which = f"the fastest uneven split{f' of {uneven.strategy}' if leads else ''}"
     faster = next(variant for variant in comparison.variants if variant.id == comparison.fastest)
     return f"{variant_label(faster)} was shown to be faster. To train with {which} all the same,"

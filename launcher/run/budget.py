@@ -9,7 +9,7 @@ from statistics import median
 
 from gpurun.launcher.compare.gate import still_open
 from gpurun.launcher.compare.model import Comparison, Gate, Scatter
-from gpurun.launcher.compare.ranking import following, is_ranked
+from gpurun.launcher.compare.ranking import following, is_ranked, time_per_sample
 from gpurun.launcher.plan.model import Launch, Plan
 from gpurun.launcher.run.attempts import attempts, spent_s
 from gpurun.launcher.rundir.files import RunDir, append_lines
@@ -347,9 +347,5 @@ def _fewest_rounds(comparison: Comparison, behind_percent: float, look: int, mos
 
 def _behind_percent(comparison: Comparison) -> dict[str, float]:
     """How much slower each variant is than the fastest on average, per sample."""
-    times = {
-        variant.id: variant.step_ms.estimate / (variant.global_batch or 1)
-        for variant in comparison.variants
-        if variant.step_ms and is_ranked(variant)
-    }
+    times = {variant.id: time_per_sample(variant) for variant in comparison.variants if is_ranked(variant)}
     return {variant: 100 * (time / min(times.values()) - 1) for variant, time in times.items()}

@@ -217,20 +217,20 @@ def point(records: Sequence[PointRecord]) -> CurvePoint:
     """The rounds of one size."""
     times_us = [record.time_ns / 1e3 for record in records]
     time_us, first = median(times_us), records[0]
-    gb_per_s = per_second(first.nbytes, time_us, 1e9)
+    gb_per_s = giga_per_s(first.nbytes, time_us)
     return CurvePoint(
         size=first.size,
         time_us=time_us,
         ci_us=median_interval(times_us),
         gb_per_s=gb_per_s,
         bus_gb_per_s=gb_per_s * first.bus_factor if gb_per_s and first.bus_factor else None,
-        gflop_per_s=per_second(first.flops, time_us, 1e9),
+        gflop_per_s=giga_per_s(first.flops, time_us),
     )
 
 
-def per_second(count: int | None, time_us: float, unit: float) -> float | None:
-    """`count` per second in multiples of `unit`."""
-    return count / time_us * 1e6 / unit if count is not None and time_us > 0 else None
+def giga_per_s(count: int | None, time_us: float) -> float | None:
+    """10⁹ of `count` per second."""
+    return count / time_us * 1e6 / 1e9 if count is not None and time_us > 0 else None
 
 
 def with_shares(found: CurvePoint, best: float | None, peak_flop_per_s: float | None) -> CurvePoint:

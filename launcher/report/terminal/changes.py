@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from gpurun.launcher.compare.diff import Diff, Unpaired, VariantDiff
+from gpurun.launcher.compare.diff import Diff, NamedVariant, VariantDiff
 from gpurun.launcher.compare.model import IN_RUN_A, Gate, GateRow
 from gpurun.launcher.findings.finding import screen_of
 from gpurun.launcher.findings.trace_cases import OF_ALL_STEPS
@@ -126,7 +126,7 @@ def _row(variant: VariantDiff) -> tuple[str, ...]:
     )
 
 
-def _only(variants: Sequence[Unpaired], run: str, width: int) -> list[str]:
+def _only(variants: Sequence[NamedVariant], run: str, width: int) -> list[str]:
     labels = ", ".join(variant.label for variant in variants)
     return _item(f"Only in {run}: {labels}", width) if variants else []
 

@@ -9,7 +9,7 @@ from typing import Any
 from gpurun.launcher.compare.figures.ranks import TRACED, RankFigures, slowest_rank
 from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison, VariantResult
-from gpurun.launcher.compare.variant_causes import cause, is_far_from_timed, largest_loss, why_slower
+from gpurun.launcher.compare.variant_causes import cause, is_far_from_timed, loss_of
 from gpurun.launcher.findings.finding import below_its_name
 from gpurun.launcher.report.footnotes import difference_texts, interval_text
 from gpurun.launcher.report.metrics import REST, parts_ms, timed_parts
@@ -17,7 +17,6 @@ from gpurun.launcher.report.terminal.table import balanced_lines
 from gpurun.launcher.rundir.records import NO_TRACE
 from gpurun.launcher.tensorboard_plugin.logdir import Listed, outline, read_comparison, read_plan
 from gpurun.launcher.tensorboard_plugin.timeline.format import short_name
-from gpurun.launcher.trace.causes import MENTION_FROM, Cause
 from gpurun.launcher.units import format_ms, format_number, plural
 
 HIDDEN_PARTS = "Transfer, wait and copy count only where no compute hides them."
@@ -44,15 +43,9 @@ def explanation(variant: VariantResult, comparison: Comparison) -> str | None:
     found = (each for each in comparison.about(variant.id) if each.level == "cause" and each.ranks)
     if known := next(found, None):
         return below_its_name(known).sentence
-    best = next((each for each in comparison.variants if each.id == comparison.first), None)
-    loss = why_slower(variant, best) if best is not None and best.id != variant.id else None
-    loss = loss or _large_enough(variant)
+    best = next((each for each in comparison.variants if each.id == comparison.leader), None)
+    loss = loss_of(variant, best if best is not None and best.id != variant.id else None)
     return below_its_name(cause(loss, variant)).sentence if loss else _sentence(_all_compute(variant))
-
-
-def _large_enough(variant: VariantResult) -> Cause | None:
-    found = largest_loss(variant.ranks)
-    return found if found is not None and found.weight >= MENTION_FROM else None
 
 
 def _all_compute(variant: VariantResult) -> str | None:

@@ -134,8 +134,8 @@ def write_comparison(
     comparison = Comparison(
         schema=1, name=name, job={}, host=HOST, baseline=base.id, ci_level=0.95,
         noise=Noise(0.2, (-0.5, 0.9), None), variants=tuple(variants), fastest=best.id if best else None,
-        complete=True, findings=ranked((*found, *findings)), batch_curves=tuple(batch_curves),
-        conclusions=CONCLUSIONS,
+        leader=best.id if best else None, complete=True, findings=ranked((*found, *findings)),
+        batch_curves=tuple(batch_curves), conclusions=CONCLUSIONS,
     )  # fmt: skip
     write_json(run.comparison, comparison)
     write_json(run.host, HOST)

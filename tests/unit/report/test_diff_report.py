@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from gpurun.launcher.compare.diff import Diff, NotComparable, Unpaired, VariantDiff
+from gpurun.launcher.compare.diff import Diff, NamedVariant, NotComparable, VariantDiff
 from gpurun.launcher.compare.model import Difference
 from gpurun.launcher.findings.finding import finding
 from gpurun.launcher.report.terminal.changes import render_diff
@@ -21,7 +21,7 @@ DIFF = Diff(
     (SLOWER, LOST),
     (UNLIKE,),
     (),
-    (Unpaired("ddp-2-40-24", "ddp 40/24"),),
+    (NamedVariant("ddp-2-40-24", "ddp 40/24"),),
     ("host versions.torch: 2.12.1 → 2.13.0",),
     findings=(
         finding("changed", where="ddp 32/32", change=change_text(13.8), percent=13.8, ci=(12.9, 14.6)),

@@ -92,7 +92,7 @@ def timed(variant: VariantResult, step_ms: float) -> VariantResult:
 
 def explained(*variants: VariantResult) -> str | None:
     """Of the last one; the first is the fastest."""
-    return explanation(variants[-1], replace(COMPARISON, variants=variants, fastest=variants[0].id))
+    return explanation(variants[-1], replace(COMPARISON, variants=variants, leader=variants[0].id))
 
 
 ROWS = [row("void at::native::add<float>(int)", 18.5, 14.0), row("collectives", 9.0, 9.0, named=False)]
