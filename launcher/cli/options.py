@@ -1,5 +1,6 @@
 """Arguments and options that several commands have, and how their values are read."""
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -219,8 +220,10 @@ def parse_percent(value: str) -> float:
     try:
         percent = float(value.strip().removesuffix("%"))
     except ValueError:
-        raise click.BadParameter(f"{value!r} is not a percentage; write 3%") from None
-    if not 0 <= percent < float("inf"):
+        percent = math.nan
+    if not math.isfinite(percent):
+        raise click.BadParameter(f"{value!r} is not a percentage; write 3%")
+    if percent < 0:
         raise click.BadParameter(f"{value!r} must not be negative")
     if 0 < percent < LEAST_PERCENT and "%" not in value:
         either = f"{100 * percent:g}% or {percent:g}%"
@@ -231,16 +234,21 @@ def parse_percent(value: str) -> float:
 @if_given
 def parse_ranks(value: str) -> tuple[int, ...]:
     """`0,2-3` as 0, 2, 3."""
-    ranks: list[int] = []
+    from gpurun.launcher.plan.model import MAX_PROCESSES
+
+    ranks: dict[int, None] = {}
     for part in value.split(","):
         first, dash, last = part.strip().partition("-")
         try:
-            ranks += range(int(first), int(last if dash else first) + 1)
+            named = range(int(first), int(last if dash else first) + 1)
         except ValueError:
             raise click.BadParameter(f"{value!r} is not a list of ranks; write 0,2-3") from None
+        if named.stop > MAX_PROCESSES:
+            raise click.BadParameter(f"{value!r}: no run has a rank {named.stop - 1}; write 0,2-3")
+        ranks |= dict.fromkeys(named)
     if not ranks or min(ranks) < 0:
         raise click.BadParameter(f"{value!r} names no rank; write 0,2-3")
-    return tuple(dict.fromkeys(ranks))
+    return tuple(ranks)
 
 
 @if_given

@@ -191,6 +191,9 @@ def logs(run: Path, rank: int | None, launch: str | None, follow: bool) -> None:
 
     Example: gpurun logs runs/gpt-splits/latest --rank 0 --follow
     """
+    if launch and follow:
+        raise click.UsageError("--launch and --follow: choose one; --follow prints each launch as it begins")
+
     import os
 
     from gpurun.launcher.cli.streams import is_reader_gone
