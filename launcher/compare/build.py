@@ -83,7 +83,17 @@ from gpurun.launcher.machine.accelerators import peak_tflop_per_s
 from gpurun.launcher.plan.model import Node, Plan, refuse_unknown_names_in_job
 from gpurun.launcher.rundir.files import RunDir, not_as_written, too_large
 from gpurun.launcher.rundir.paths import num_bytes
-from gpurun.launcher.rundir.records import GRADIENT_DIFFERS, Command, Event, Look, Restart, TimeChange
+from gpurun.launcher.rundir.records import (
+    GRADIENT_DIFFERS,
+    CodeVersion,
+    Command,
+    Event,
+    LeftProcess,
+    Look,
+    Restart,
+    Stall,
+    TimeChange,
+)
 from gpurun.launcher.stats.core_waiting import QUEUE_PERCENT
 from gpurun.launcher.stats.estimates import ALPHA, is_spent
 from gpurun.launcher.units import listed, plural
@@ -215,7 +225,7 @@ def _compared(
         leader=named,
         open=undecided,
         scatter=scatter(differences),
-        code=run.read_code(),
+        code=run.read_any(run.code, CodeVersion),
         fitting=fits[0] if fits else None,
         search=search,
         gate=gate,
@@ -259,7 +269,8 @@ def _notes(
     is_open = found.complete and not found.is_unranked
     has_any = any(variant.counts for variant in measured.values())
     spent_s = sum(took_s.values())
-    restarts, stalls = ([each.reason for each in found] for found in (recorded.restarts, run.read_stalls()))
+    restarts = [each.reason for each in recorded.restarts]
+    stalls = [each.reason for each in run.read_lines(run.stalls, Stall)]
     once = once_note(plan, measured, recorded.looks, spent_s) if is_open else None
     still_open = (
         open_notes(plan, found.leader, found.open, recorded.looks, spent_s)
@@ -278,7 +289,7 @@ def _notes(
         *restart_notes(f"{plural(len(restarts), 'restart')} after a failure", restarts),
         *restart_notes(plural(len(stalls), "stall"), stalls),
         *map(killed_note, run.read_killed()),
-        *(noticed("recorded", found=each.what) for each in run.read_left()),
+        *(noticed("recorded", found=each.what) for each in run.read_lines(run.left, LeftProcess)),
         *quiet_notes(run),
         *software_notes(run, plan, measured.values()),
     )

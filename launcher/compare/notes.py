@@ -28,6 +28,7 @@ from gpurun.launcher.rundir.records import (
     Event,
     Killed,
     Look,
+    QuietWait,
     Stage,
     before_s,
     between_s,
@@ -256,7 +257,7 @@ def restart_notes(what: str, reasons: Sequence[str]) -> tuple[Finding, ...]:
 
 def quiet_notes(run: RunDir) -> tuple[Finding, ...]:
     """The note on how long launches waited for other programs to leave the cores, and how many in vain."""
-    waits = run.read_waits()
+    waits = list(run.read_lines(run.waits, QuietWait))
     if not waits:
         return ()
     waited_s, in_vain = sum(wait.waited_s for wait in waits), sum(not wait.is_quiet for wait in waits)

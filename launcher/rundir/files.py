@@ -39,21 +39,16 @@ from gpurun.launcher.rundir.paths import (
 )
 from gpurun.launcher.rundir.records import (
     Balance,
-    CodeVersion,
     Command,
     Event,
     FailureRecord,
     Killed,
     LaunchHead,
-    LeftProcess,
     Look,
     MaxBatch,
     MemoryPeak,
-    PointRecord,
-    QuietWait,
     Restart,
     SearchRecord,
-    Stall,
     StepRecord,
     TrialRecord,
     VariantFacts,
@@ -346,7 +341,7 @@ class RunDir:
 
     @property
     def code(self) -> Path:
-        """The commit that it was started from."""
+        """The commit that it was started from; missing outside of git, and in older runs."""
         return self.path / "code.json"
 
     @property
@@ -591,16 +586,6 @@ class RunDir:
             / PROGRAM_FILES
         )
 
-    def read_points(self, variant_id: str) -> list[PointRecord]:
-        return list(self.read_lines(self.points(variant_id), PointRecord))
-
-    def read_facts(self, variant_id: str) -> VariantFacts:
-        return self.read_any(self.facts(variant_id), VariantFacts) or VariantFacts()
-
-    def read_code(self) -> CodeVersion | None:
-        """`None` outside of git, and for older runs."""
-        return self.read_any(self.code, CodeVersion)
-
     def read_max_batch(self) -> MaxBatch | None:
         return self.read_any(self.max_batch, MaxBatch)
 
@@ -636,17 +621,8 @@ class RunDir:
     def read_restarts(self) -> list[Restart]:
         return list(self.read_lines(self.restarts, Restart))
 
-    def read_stalls(self) -> list[Stall]:
-        return list(self.read_lines(self.stalls, Stall))
-
     def read_killed(self) -> list[Killed]:
         return list(self.read_lines(self.killed, Killed))
-
-    def read_left(self) -> list[LeftProcess]:
-        return list(self.read_lines(self.left, LeftProcess))
-
-    def read_waits(self) -> list[QuietWait]:
-        return list(self.read_lines(self.waits, QuietWait))
 
     def read_looks(self) -> tuple[Look, ...]:
         """In order; empty for a run of a fixed size, and before the first look."""

@@ -455,7 +455,7 @@ def read_measured(
         short, unsteady = ((text,) if text else (), None) if was_timed else ((), text)
     if variant.kind.runs_program:
         timed = program_times(steps, world_size)
-    facts = run.read_facts(variant.id)
+    facts = run.read_any(run.facts(variant.id), VariantFacts) or VariantFacts()
     of_steps: tuple[str, ...] = ()
     trends: tuple[Finding, ...] = ()
     if status is None or status.status in MEASURED:  # else the failure is what there is to say
@@ -465,7 +465,7 @@ def read_measured(
     facts = replace(facts, warnings=(*facts.warnings, *read.damage, *of_steps))
     balance = None if variant.split else run.read_balance(variant.id)
     status = _judged(status, unsteady, () if timed else read.damage)
-    points = run.read_points(variant.id)
+    points = list(run.read_lines(run.points(variant.id), PointRecord))
     ended = _ended(run, variant, events) if variant.kind.runs_program else {}
     counting, timed = launches_that_count(launches, timed)
     repetitions = {launch.id: launch.repetition for launch in counting}

@@ -35,6 +35,8 @@ from gpurun.launcher.rundir.records import (
     Event,
     Look,
     MemoryPeak,
+    QuietWait,
+    Stall,
     StepRecord,
     VariantFacts,
 )
@@ -178,7 +180,8 @@ def test_launches_wait_for_a_quiet_machine(
 
     monkeypatch.setattr(session, "becomes_quiet", becomes_quiet)
     case = Case(tmp_path, f"{STRATEGIES}wait_for_quiet: 30s\n", [WELL] * 9).done()
-    waits = [(wait.launch, wait.waited_s, wait.is_quiet) for wait in case.run.read_waits()]
+    found_waits = case.run.read_lines(case.run.waits, QuietWait)
+    waits = [(wait.launch, wait.waited_s, wait.is_quiet) for wait in found_waits]
     launches = [launch.id for launch in case.plan.launches]
     assert waits == [(launches[0], 15, True), (launches[1], 15, False)][: 2 * (found[0] is not None)]
     for text in (*case.said, *quiet_notes(case.run)):
@@ -384,7 +387,7 @@ def test_ranks_that_are_all_idle_are_reported_then_stopped(tmp_path: Path, wordi
     assert case.done().statuses() == ["ok", "hung"]
     assert case.clock.passed_s == pytest.approx(2 + 60 + 600 + 3, abs=65)
     wording(case.said, case.status(SPLIT).reason)
-    (stall,) = case.run.read_stalls()
+    (stall,) = case.run.read_lines(case.run.stalls, Stall)
     wording(stall.launch, stall.reason)
     assert f"1 stall: {stall.reason}." in notes_of(compare_run(case.run))
 

@@ -105,13 +105,14 @@ def test_every_round_runs_each_case_for_a_block(tmp_path: Path) -> None:
     work = FakeWork()
     journal = Journal(config, 0)
     ProbeRounds(Probe("bytes", work.cases), CPU, journal, Peers(), lambda: work.now_ns).run()
-    records = RunDir(tmp_path).read_points("v")
+    run = RunDir(tmp_path)
+    records = list(run.read_lines(run.points("v"), PointRecord))
     assert [record.round for record in records] == [1, 1, 2, 2, 3, 3]
     assert {(r.series, r.time_ns, r.repetitions) for r in records} == {("quick", 1e6, 10), ("slow", 40e6, 1)}
     assert {(r.series, r.nbytes, r.flops) for r in records} == {("quick", 1, None), ("slow", None, 7)}
     assert work.ran.count("quick") == 2 + 3 * 10  # two to warm up
     assert journal.facts["v"].warnings == ("skipped: something",)
-    assert RunDir(tmp_path).read_events("01")[-1].round == 3
+    assert run.read_events("01")[-1].round == 3
 
 
 def record(series: str, size: int, time_us: float, **more: float) -> PointRecord:
