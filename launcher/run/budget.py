@@ -92,25 +92,21 @@ class Budget:
         if is_spent(looks):
             return {}
         self.learn(repetitions - 1)
-        outlook = self.outlook(repetitions)
+        outlook = Outlook(
+            repetitions,
+            left_s=self.total_s - (self.reviewed_s - self.started_s),
+            total_s=self.total_s,
+            costs=self.costs,
+            planned=self.rounds or {v.id: self.plan.launches[0].rounds for v in self.plan.variants},
+            baseline=self.plan.baseline,
+            groups=tuple(launch.variants for launch in self.later),
+            is_planned=any(launch.repetition >= repetitions for launch in self.plan.launches),
+        )
         look = outlook.due_look(looks)
         if look is not None:
             append_lines(self.run.looks, [look])
         self.rounds = outlook.next_rounds(compare())
         return self.rounds
-
-    def outlook(self, repetitions: int) -> "Outlook":
-        """The work that is left after so many repetitions."""
-        return Outlook(
-            repetitions,
-            left_s=self.total_s - (self.reviewed_s - self.started_s),
-            total_s=self.total_s,
-            costs=self.costs,
-            planned=self.planned(),
-            baseline=self.plan.baseline,
-            groups=tuple(launch.variants for launch in self.later),
-            is_planned=any(launch.repetition >= repetitions for launch in self.plan.launches),
-        )
 
     def learn(self, repetition: int) -> None:
         """Keeps what the launches of a repetition took, the last comparison included."""
@@ -136,8 +132,13 @@ class Budget:
     def launch_costs(self, launch: Launch, variants: Collection[str]) -> Costs:
         """The cost of the variants that a launch has, from its ranks' first event to the last."""
         times = self.times.get(launch.group, [])
-        if launch.repetition and launch.group not in self.first_groups(launch):
-            recent = times[-RECENT:] or self.first_times(launch)
+        first = [
+            other.group
+            for other in self.plan.launches
+            if other.repetition == 0 and {*other.variants} & {*launch.variants}
+        ]
+        if launch.repetition and launch.group not in first:  # each of its strategies had one of its own
+            recent = times[-RECENT:] or [time for group in first for time in self.times.get(group, [])]
         else:
             recent = times[1:][-RECENT:] or times  # the first launch imports and builds what later ones find
         warmup_s = (
@@ -154,18 +155,6 @@ class Budget:
         """The launches of a repetition after the first one."""
         last = min(1, self.plan.launches[-1].repetition)
         return tuple(launch for launch in self.plan.launches if launch.repetition == last)
-
-    def first_groups(self, launch: Launch) -> list[str]:
-        """The groups in which the launch's variants were launched first."""
-        return [
-            other.group
-            for other in self.plan.launches
-            if other.repetition == 0 and {*other.variants} & {*launch.variants}
-        ]
-
-    def first_times(self, launch: Launch) -> list[LaunchTime]:
-        """The predicted time of a launch of several strategies, by the launches that each had of its own."""
-        return [time for group in self.first_groups(launch) for time in self.times.get(group, [])]
 
     def fits(self, launch: Launch, rounds: Mapping[str, int] | None) -> bool:
         """Whether there is time left for a launch with these rounds.
@@ -185,10 +174,6 @@ class Budget:
     def twice(self) -> str:
         """The variant that runs twice in a round."""
         return "" if self.plan.gate else self.plan.baseline
-
-    def planned(self) -> Mapping[str, int]:
-        """Rounds of the last repetition."""
-        return self.rounds or {v.id: self.plan.launches[0].rounds for v in self.plan.variants}
 
 
 @dataclass(frozen=True)
@@ -217,8 +202,14 @@ class Outlook:
         return self.is_planned and self.costs(shortest).expected_s(shortest) <= self.left_s
 
     def due_look(self, looks: Sequence[Look]) -> Look | None:
-        """The look to take now, after those taken so far; `None`: none is due."""
-        return due_look(looks, self.repetitions, 1 - self.left_s / self.total_s, self.has_time)
+        """The look to take now; `None`: none is due, or it is among those taken so far.
+
+        After the last repetition that fits, all of the allowed error is spent.
+        """
+        before, has_time = looks[-1].launches if looks else 0, self.has_time
+        if self.repetitions <= before or (has_time and self.repetitions < next_look(before)):
+            return None
+        return Look(self.repetitions, min(1 - self.left_s / self.total_s, 1.0) if has_time else 1.0)
 
     def next_rounds(self, comparison: Comparison) -> Mapping[str, int]:
         """The rounds of each variant from now on; empty if all is decided, or no other repetition fits."""
@@ -250,20 +241,6 @@ def launch_time(events: Sequence[Event], is_first: bool = False) -> LaunchTime:
         elif event.stage not in once:
             start_s += seconds
     return LaunchTime(start_s, warmup_s, median(blocks_s) if blocks_s else 0.0)
-
-
-def due_look(looks: Sequence[Look], repetitions: int, elapsed: float, has_time: bool) -> Look | None:
-    """The look to take after so many repetitions; `None`: none is due, or it has been taken.
-
-    Args:
-        looks: taken so far.
-        elapsed: share of the budget.
-        has_time: whether another repetition fits; after the last one all of the allowed error is spent.
-    """
-    before = looks[-1].launches if looks else 0
-    if repetitions <= before or (has_time and repetitions < next_look(before)):
-        return None
-    return Look(repetitions, min(elapsed, 1.0) if has_time else 1.0)
 
 
 def next_rounds(
