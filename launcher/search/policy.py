@@ -87,7 +87,7 @@ def posterior(levels: Levels, measured: Sequence[MeasuredCombination]) -> Poster
     centre = float(np.median(times))
     seen = levels[own]
     kernels = np.array([*_kernels(seen, seen), np.eye(len(own)), scatter])
-    variances = _learned(kernels, times - centre, fixed)
+    variances = _learned(levels.shape[1], kernels, times - centre, fixed)
     covariance = _weighted(levels, levels, variances)
     covariance[np.diag_indices(len(levels))] += variances[-2]
     towards = _weighted(levels, seen, variances)
@@ -115,7 +115,7 @@ class ValueEffect:
 
 def changes(
     belief: Posterior, levels: Levels, has: NDArray[np.bool_], known: Sequence[int], at: int
-) -> list[ValueEffect]:
+) -> Iterator[ValueEffect]:
     """The change by each measured value of each key, compared with the value of the combination `at`.
 
     Where that has no such key, or its value wasn't measured, the value that was measured most often takes
@@ -128,11 +128,17 @@ def changes(
         known: the combinations that were measured.
         at: the combination whose values the others are compared with.
     """
-    return [
-        change
-        for key in range(levels.shape[1])
-        for change in _changes_of(key, belief, levels, has, list(known), at)
-    ]
+    for key in range(levels.shape[1]):
+        seen = [int(levels[combination, key]) for combination in known if has[combination, key]]
+        values = sorted(set(seen))
+        is_there = has[at, key] and int(levels[at, key]) in values
+        against = int(levels[at, key]) if is_there else max(values, key=seen.count, default=0)
+        for level in values:
+            if level != against and len(pairs := _pairs(key, level, against, levels, has)):
+                weights = np.bincount(pairs[:, 0], minlength=len(levels)) / len(pairs)
+                weights -= np.bincount(pairs[:, 1], minlength=len(levels)) / len(pairs)
+                mean, variance = float(weights @ belief.mean), float(weights @ belief.covariance @ weights)
+                yield ValueEffect(key, level, against, mean, math.sqrt(max(0.0, variance)))
 
 
 def fastest_with(
@@ -148,26 +154,6 @@ def fastest_with(
     found = [result for result, is_alike in zip(measured, alike, strict=True) if is_alike]
     found = [result for result in found if levels[result.combination, change.key] == change.level]
     return min(found, key=lambda result: result.log_time, default=None)
-
-
-def _changes_of(
-    key: int, belief: Posterior, levels: Levels, has: NDArray[np.bool_], known: list[int], at: int
-) -> Iterator[ValueEffect]:
-    seen = [int(levels[combination, key]) for combination in known if has[combination, key]]
-    values = sorted(set(seen))
-    if len(values) < 2:
-        return
-    is_there = has[at, key] and int(levels[at, key]) in values
-    against = int(levels[at, key]) if is_there else max(values, key=seen.count)
-    for level in values:
-        pairs = _pairs(key, level, against, levels, has)
-        if level != against and len(pairs):
-            weights = np.bincount(pairs[:, 0], minlength=len(levels)) / len(pairs)
-            weights -= np.bincount(pairs[:, 1], minlength=len(levels)) / len(pairs)
-            variance = float(weights @ belief.covariance @ weights)
-            yield ValueEffect(
-                key, level, against, float(weights @ belief.mean), math.sqrt(max(0.0, variance))
-            )
 
 
 def _pairs(key: int, level: int, against: int, levels: Levels, has: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -190,9 +176,8 @@ def _alike(
     return alike
 
 
-def _learned(kernels: Floats, times: Floats, fixed: Floats) -> Floats:
+def _learned(num_keys: int, kernels: Floats, times: Floats, fixed: Floats) -> Floats:
     """The variance of each kind of effect; the last two are of combinations by themselves, and of trials."""
-    num_keys = _num_keys(len(kernels))
     num_pairs = len(kernels) - num_keys - 2
     guesses = np.array(
         [KEY_VARIANCE] * num_keys + [PAIR_VARIANCE] * num_pairs + [OWN_VARIANCE, TRIAL_VARIANCE]
@@ -206,11 +191,6 @@ def _learned(kernels: Floats, times: Floats, fixed: Floats) -> Floats:
         above = variances**2 * squares + PRIOR_WEIGHT * guesses
         variances = np.sqrt(above / (traces + PRIOR_WEIGHT / variances))
     return variances
-
-
-def _num_keys(num_kernels: int) -> int:
-    """The number of keys, from that of kernels: k keys have k kernels, k·(k − 1)/2 of pairs, and two more."""
-    return round((math.sqrt(8 * (num_kernels - 2) + 1) - 1) / 2)
 
 
 def _total(kernels: Floats, variances: Floats, fixed: Floats) -> Floats:

@@ -19,7 +19,6 @@ from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.rundir.records import Effect, TimeChange, Unmeasured
 from gpurun.launcher.search.policy import Levels, MeasuredCombination, Posterior, changes, fastest_with
 from gpurun.launcher.strategies import STRATEGIES
-from gpurun.launcher.units import plural
 
 NORMAL_95 = 1.96
 """Standard deviations around a normal variable's mean that hold 95 % of its values."""
@@ -199,8 +198,3 @@ def settings_text(variant: Variant) -> Mapping[str, Any]:
     named = {"strategy": variant.strategy} if STRATEGIES[variant.strategy].in_jobs else {}
     split = {"split": variant.split_name} if STRATEGIES[variant.strategy].has_split else {}
     return {**named, "device_count": len(variant.devices), **split, **variant.varied}
-
-
-def count_text(number: int) -> str:
-    """`1 combination`, `240 combinations`."""
-    return plural(number, "combination")

@@ -9,8 +9,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Literal
@@ -32,7 +31,7 @@ from gpurun.launcher.plan.launch_config import launch_config_for
 from gpurun.launcher.plan.model import Launch, Variant
 from gpurun.launcher.plan.rank_config import TrialConfig
 from gpurun.launcher.processes.incoming_signals import forwarded
-from gpurun.launcher.processes.pool import OPTIMIZING, Pools, RankPool, WorkerPools
+from gpurun.launcher.processes.pool import OPTIMIZING, Pools, WorkerPools
 from gpurun.launcher.processes.protocol import TRIAL_ENTRY, Exit, StartRequest
 from gpurun.launcher.run.attempts import attempt_id
 from gpurun.launcher.run.job import Finished, Job, Output, Prepared, attended, check_store, execute
@@ -57,14 +56,12 @@ from gpurun.launcher.search.policy import FINALISTS, Search, SearchOutcome, Tria
 from gpurun.launcher.search.space import (
     Space,
     build_space,
-    count_text,
     effects,
     levels_of,
     refusals,
     settings_text,
 )
-from gpurun.launcher.stats.schedule import WINDOW_STEPS
-from gpurun.launcher.units import GIB, format_duration, format_ms, format_number
+from gpurun.launcher.units import GIB, format_duration, format_ms, format_number, plural
 
 FIRST_STEPS = 5
 """Timed steps of a combination's first trial; each further one has twice as many."""
@@ -96,10 +93,6 @@ class Trials:
     """Called with the variant that is tried, and what its ranks do."""
     attempt: RunningAttempt | None = None
     """Ranks that are there."""
-    ranks: RankPool | None = None
-    """The starter of ranks that was used last."""
-    started: dict[str, int] = field(default_factory=dict)
-    """How often each launch has been started."""
     number: int = 0
     """Trials so far, of this command."""
     watch: Watch | None = None
@@ -175,16 +168,15 @@ class Trials:
         found = rounds_ms()
         if failed is not None and not found:
             return replace(failed, number=number)
-        return record_of(variant, number, TrialTimes(tuple(ms * 1e6 for ms in found)), WINDOW_STEPS)
+        return record_of(variant, number, TrialTimes(tuple(ms * 1e6 for ms in found)))
 
     def next_attempt(self, launch: Launch) -> RunningAttempt:
         """Ranks that are still to be started."""
-        number = self.started.get(launch.id, 0) + 1
+        number = 1
         while self.starter.run.launch(attempt_id(launch, number)).exists():
-            number += 1  # before a `--resume`
-        self.started[launch.id] = number
-        self.ranks = self.pools.get(*self.space.plan.environment(launch.variants[0]))
-        return RunningAttempt(self.starter, launch, number, self.ranks, self.relay)
+            number += 1
+        ranks = self.pools.get(*self.space.plan.environment(launch.variants[0]))
+        return RunningAttempt(self.starter, launch, number, ranks, self.relay)
 
     def begin(self, attempt: RunningAttempt, requests: tuple[StartRequest, ...]) -> None:
         """Starts ranks; what optimizers import is there for later ones."""
@@ -243,15 +235,8 @@ class Trials:
         return TrialRecord(variant, 0, status, 0.0, reason=cause.reason)
 
 
-def record_of(variant: str, number: int, times: TrialTimes, steps_per_value: int = 1) -> TrialRecord:
-    """The record of a trial.
-
-    Args:
-        variant: its id.
-        number: of the trial.
-        times: in ns.
-        steps_per_value: of how many steps each of the times is the mean.
-    """
+def record_of(variant: str, number: int, times: TrialTimes) -> TrialRecord:
+    """The record of a trial of the variant with this id: which of its trials it is, and the times in ns."""
     middle = median(times.step_ns)
     deviation = PER_MAD * median(abs(ns - middle) for ns in times.step_ns) / middle
     variance = MEDIAN_VARIANCE * max(deviation, LEAST_DEVIATION) ** 2 / len(times.step_ns)
@@ -274,11 +259,6 @@ class Tuning:
     run: RunDir
     job_dir: Path
     budget_s: float
-
-    @property
-    def search(self) -> Search:
-        """Returns the search that chooses what is tried; the same for the same job."""
-        return Search(levels_of(self.space.variants), first=(self.space.own,))
 
     @property
     def memory_gib(self) -> float | None:
@@ -401,24 +381,16 @@ def screen(tuning: Tuning, pools: WorkerPools, output: Output, progress: Progres
 
     screening = Screening(tuning, progress, say)
     trials = screening.trials_with(pools, output)
-    with stopped_at_the_end(trials, say):
-        try:
-            with forwarded(lambda number: trials.ranks.forward(number) if trials.ranks else None):
-                screening.run(trials)
-        except Interrupted as ended:
-            say(stopping_text(ended, tuning.spec.grace_limit_s))
-            screening.conclude(is_over=False)
-            return interrupted(tuning.run, ended)
-    return screening.conclude(is_over=True)
-
-
-@contextmanager
-def stopped_at_the_end(trials: Trials, say: Callable[[str], None]) -> Iterator[None]:
-    """No rank is left when the block is."""
     try:
-        yield
+        with forwarded(lambda number: trials.attempt.ranks.forward(number) if trials.attempt else None):
+            screening.run(trials)
+    except Interrupted as ended:
+        say(stopping_text(ended, tuning.spec.grace_limit_s))
+        screening.conclude(is_over=False)
+        return interrupted(tuning.run, ended)
     finally:
         trials.stop()
+    return screening.conclude(is_over=True)
 
 
 def interrupted(run: RunDir, ended: Interrupted) -> Finished:
@@ -438,7 +410,8 @@ class Screening:
 
     def __post_init__(self) -> None:
         self.records = list(self.tuning.run.read_trials())
-        self.search = self.tuning.search
+        space = self.tuning.space
+        self.search = Search(levels_of(space.variants), first=(space.own,))
         self.began_s = time.monotonic() - sum(record.seconds for record in self.records)
 
     @property
@@ -505,8 +478,9 @@ class Screening:
         again = f", {len(self.records)} trials kept" if self.records else ""
         trials = format_duration(SHARE_OF_TRIALS * self.tuning.budget_s)
         return (
-            f"{self.tuning.spec.name}: {count_text(space.num_combinations)}, with the job's own setting "
-            f"{len(space.variants)} different ones{again} → {source_of(self.tuning.run.path)}\n"
+            f"{self.tuning.spec.name}: {plural(space.num_combinations, 'combination')}, "
+            f"with the job's own setting {len(space.variants)} different ones{again} → "
+            f"{source_of(self.tuning.run.path)}\n"
             f"Budget: {budget}. No trial begins after {trials} of them; then each of the best {FINALISTS} "
             "and the job's own setting is launched once, even where that takes longer."
         )

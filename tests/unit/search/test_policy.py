@@ -111,7 +111,7 @@ def test_a_change_is_the_mean_over_pairs_that_differ_in_nothing_else_that_both_h
     levels = np.array([(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)])
     has = np.array([(True, True)] * 4 + [(True, False)])
     belief = Posterior(np.array([0.0, 0.1, 0.4, 0.9, 2.0]), np.diag([0.04, 0.0, 0.0, 0.0, 0.0]))
-    found = changes(belief, levels, has, known=range(5), at=0)
+    found = list(changes(belief, levels, has, known=range(5), at=0))
     assert [(one.key, one.level, one.against) for one in found] == [(0, 1, 0), (0, 2, 0), (1, 1, 0)]
     means = [(0.4 + 0.8) / 2, (2.0 + 1.9) / 2, (0.1 + 0.5) / 2]
     assert [one.log_time for one in found] == pytest.approx(means)
