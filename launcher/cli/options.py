@@ -305,38 +305,45 @@ def with_hang_timeout(overrides: tuple[str, ...], hang_timeout_s: float | None) 
     return overrides if hang_timeout_s is None else (*overrides, f"hang_timeout={hang_timeout_s}")
 
 
-def node_options(command: F) -> F:
-    """The flags that give a node its place among several."""
-    options = (
-        click.option(
-            "--node-rank",
-            type=WholeNumber(0),
-            help="Rank of this node, from 0, where there are several.",
-        ),
-        click.option(
-            "--rendezvous",
-            metavar="HOST[:PORT]",
-            help="Address of node 0, where the nodes meet; default port: 29400.",
-        ),
-        click.option(
-            "--interface", metavar="NAME", help="Network interface; default: the one that routes to HOST."
-        ),
-        click.option(
-            "--join-timeout",
-            "join_timeout_s",
-            callback=parse_wait,
-            metavar="TIME",
-            help="How long to wait for the other nodes; default: 10m.",
-        ),
-        click.option(
-            "--insecure",
-            is_flag=True,
-            help="Use no secret: anyone who reaches the port of node 0 can run code as you.",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+def in_turn(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Adds these options to a command; its help has them in this order."""
+
+    def added(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return added
+
+
+node_options = in_turn(
+    click.option(
+        "--node-rank",
+        type=WholeNumber(0),
+        help="Rank of this node, from 0, where there are several.",
+    ),
+    click.option(
+        "--rendezvous",
+        metavar="HOST[:PORT]",
+        help="Address of node 0, where the nodes meet; default port: 29400.",
+    ),
+    click.option(
+        "--interface", metavar="NAME", help="Network interface; default: the one that routes to HOST."
+    ),
+    click.option(
+        "--join-timeout",
+        "join_timeout_s",
+        callback=parse_wait,
+        metavar="TIME",
+        help="How long to wait for the other nodes; default: 10m.",
+    ),
+    click.option(
+        "--insecure",
+        is_flag=True,
+        help="Use no secret: anyone who reaches the port of node 0 can run code as you.",
+    ),
+)
+"""The flags that give a node its place among several."""
 
 
 def node_flags(
@@ -352,9 +359,7 @@ def node_flags(
     return NodeFlags(node_rank, rendezvous, interface, join_timeout_s or DEFAULT_JOIN_TIMEOUT_S, insecure)
 
 
-def run_options(command: F) -> F:
-    """The options that every command has which runs a job: about this node, its output and the job's keys."""
-    options = (node_options, only_rank_option, quiet_option, require_steps_option, json_option, set_option)
-    for option in reversed(options):
-        command = option(command)
-    return command
+run_options = in_turn(
+    node_options, only_rank_option, quiet_option, require_steps_option, json_option, set_option
+)
+"""The options that every command has which runs a job: about this node, its output and the job's keys."""

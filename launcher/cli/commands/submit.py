@@ -4,14 +4,13 @@ import re
 import secrets
 import shutil
 import sys
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpurun.launcher.cli.options import WholeNumber, if_given, job_argument, nodes_option, set_option
+from gpurun.launcher.cli.options import WholeNumber, if_given, in_turn, job_argument, nodes_option, set_option
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.schedulers import SCHEDULERS
 from gpurun.launcher.schedulers.base import Queue, Submission, SubmitOptions, range_note, time_limit
@@ -20,7 +19,6 @@ from gpurun.launcher.units import first_of
 if TYPE_CHECKING:
     from gpurun.launcher.jobfile.values import Nodes
 
-F = TypeVar("F", bound=Callable[..., Any])
 QUEUES = {name: scheduler.queue for name, scheduler in SCHEDULERS.items() if scheduler.queue}
 COMMANDS = {queue.command: queue.option_example for queue in QUEUES.values()}
 """The scheduler's command → an option of it."""
@@ -29,12 +27,18 @@ MAX_LABEL = 36
 """Characters that a scheduler's name for a job may take of the job's own: Pods append to it, up to 63."""
 
 
-def further_options(command: F) -> F:
-    """Adds an option for any other option of the command that submits."""
-    for name, example in reversed(COMMANDS.items()):
-        text = f"Any other option of {name}: --{name}={example}."
-        command = click.option(f"--{name}", multiple=True, metavar="OPTION", help=text)(command)
-    return command
+further_options = in_turn(
+    *(
+        click.option(
+            f"--{name}",
+            multiple=True,
+            metavar="OPTION",
+            help=f"Any other option of {name}: --{name}={example}.",
+        )
+        for name, example in COMMANDS.items()
+    )
+)
+"""An option for any other option of each command that submits."""
 
 
 def taken_by(field: str) -> str:
