@@ -3,7 +3,6 @@
 Earlier runs on this machine say how much launches scatter, and how long one takes.
 """
 
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -14,7 +13,7 @@ from typing import Any
 import msgspec
 
 from gpurun.launcher.compare.label import value_text
-from gpurun.launcher.errors import MachineError, SpecError, unwritable
+from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.load import job_text, load_job, load_text, masked_overrides, program_job
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.git import commit_of, is_changed, top_directory
@@ -147,12 +146,9 @@ def fill(run: RunDir, invocation: Invocation, spec: JobSpec, plan: Plan, machine
     write_json(run.host, whole_record(spec, plan, machine))
     if (code := code_version(invocation.directory)) is not None:
         write_json(run.code, code)
-    if spec.secrets:
-        write_bytes(run.job, job_text(spec.resolved()).encode())  # as resolved: no value is left in a comment
-    elif invocation.text is not None:
-        write_bytes(run.job, invocation.text.encode())
-    else:
-        copy_file(invocation.job_file, run.job)
+    # A job with secrets as resolved: no value is left in a comment.
+    text = job_text(spec.resolved()) if spec.secrets or spec.source is None else spec.source.text
+    write_bytes(run.job, text.encode())
     write_json(run.plan, plan)
 
 
@@ -175,13 +171,6 @@ def binding_record(bind: str, plan: Plan) -> dict[str, object]:
         launch.group: {str(p.rank): p.cpus for p in launch.processes if p.cpus} for launch in plan.launches
     }
     return {"bind": bind, "cpus": {group: cpus for group, cpus in ranks.items() if cpus}}
-
-
-def copy_file(source: Path, target: Path) -> None:
-    try:
-        shutil.copyfile(source, target)
-    except OSError as error:
-        raise unwritable(target, error) from error
 
 
 def new_directory(parent: Path) -> Path:

@@ -638,6 +638,7 @@ class Source:
 
     file: str
     text: str
+    """As it is in the file."""
     root: YamlNode = field(compare=False, repr=False)
     problems: tuple[Problem, ...] = ()
 
@@ -670,7 +671,7 @@ def parse_source(content: bytes, file: str) -> Source:
     if root.value is None and not problems:
         hint = _WRITE_ONE
         raise SpecError(Problem("the file is empty", hint, file))
-    return Source(file, text, root, tuple(problems))
+    return Source(file, content.decode(), root, tuple(problems))
 
 
 def override_source(source: Source, overrides: tuple[str, ...]) -> Source:

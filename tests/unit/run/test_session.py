@@ -1,5 +1,6 @@
 """A session with ranks that follow a script and a clock that never waits: starts, budgets, resumed runs."""
 
+import os
 import random
 import re
 import threading
@@ -26,7 +27,14 @@ from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.run import job, session
 from gpurun.launcher.run.attempts import has_ended, let_run_again, resumption_text
 from gpurun.launcher.run.job import Output, Prepared, attended, carry_out, check_store, finish
-from gpurun.launcher.run.open import Invocation, as_planned_for, open_run, plan_difference, run_to_resume
+from gpurun.launcher.run.open import (
+    Invocation,
+    as_planned_for,
+    load_invocation,
+    open_run,
+    plan_difference,
+    run_to_resume,
+)
 from gpurun.launcher.run.running_attempt import RunningAttempt
 from gpurun.launcher.rundir import store
 from gpurun.launcher.rundir.files import RunDir, append_lines, keep_lines, read_json, write_json
@@ -704,6 +712,22 @@ def test_a_run_that_goes_on_keeps_its_threads(tmp_path: Path) -> None:
     assert run_to_resume(run.path, build_plan(spec, again)).path == run.path
     run.host.unlink()
     assert as_planned_for(spec, machine, run.path).free_cores is None, "of a run before this was kept"
+
+
+def test_the_job_of_a_pipe_is_kept_as_it_is_written(tmp_path: Path) -> None:
+    """As of `gpurun <(cat job.yaml)`: it can be read once."""
+    text = "\ufeffworkload: gpt  # ours\r\nglobal_batch: 8\r\ndevices: cpu:1\r\n".encode()
+    reader, writer = os.pipe()
+    os.write(writer, text)
+    os.close(writer)
+    try:
+        given, machine = Invocation(Path(f"/dev/fd/{reader}"), ()), inspect_machine()
+        spec = load_invocation(given)
+        run = open_run(given, spec, build_plan(spec, machine), machine, tmp_path / "run")
+    finally:
+        os.close(reader)
+    assert run.job.read_bytes() == text
+    assert run.plan.exists()
 
 
 TORCH = ({"torch": "2.7.0", "Python": "3.11.9"}, {"torch": "2.8.0", "Python": "3.11.9"})
