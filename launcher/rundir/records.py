@@ -459,10 +459,9 @@ class ReduceRate:
     """An all-reduce over all ranks, at its fastest."""
 
     num_bytes: Count
-    time_us: Number
-    """The time of the slowest rank."""
     bus_gb_per_s: Number
-    """Bytes that cross the busiest link of a ring, per second; 0 where the time can't be."""
+    """Bytes that cross the busiest link of a ring, per second, by the slowest rank; 0 where the time can't
+    be."""
 
 
 @dataclass(frozen=True)

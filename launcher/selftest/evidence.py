@@ -41,7 +41,7 @@ class RanJob:
     """The log of the rank that ended it."""
     hangs: tuple[str, ...] = ()
     """The finding where a rank slept."""
-    steps: Mapping[str, Mapping[int, tuple[StepRecord, ...]]] = field(default_factory=dict)
+    steps: Mapping[str, Mapping[int, Sequence[StepRecord]]] = field(default_factory=dict)
     """The steps that ranks of programs recorded, by variant and rank."""
     short_traces: frozenset[str] = frozenset()
     """Variants whose traced steps are far shorter than the timed ones."""

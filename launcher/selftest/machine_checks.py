@@ -364,10 +364,6 @@ def transport(seen: Evidence, low: int, high: int) -> str:
     return seen.gpus[low].peer_links.get(seen.gpus[high].index, "an unknown link")
 
 
-def is_nvlink(way: str) -> bool:
-    return _NVLINKS.fullmatch(way) is not None
-
-
 def link_gb_per_s(seen: Evidence, low: int, high: int) -> float | None:
     """The rate of two devices' link in one direction; `None` where it isn't known."""
     if seen.nodes:
@@ -388,7 +384,7 @@ def link_gb_per_s(seen: Evidence, low: int, high: int) -> float | None:
 
 def least_share(of_link: Mapping[bool, float], way: str, seen: Evidence) -> float:
     """The share of what a link carries that has to be reached, by whether it is NVLink."""
-    return LEAST_OVER_NETWORK[seen.kind.is_host] if way == NETWORK else of_link[is_nvlink(way)]
+    return LEAST_OVER_NETWORK[seen.kind.is_host] if way == NETWORK else of_link[bool(_NVLINKS.fullmatch(way))]
 
 
 def peer_pairs(seen: Evidence) -> CheckResult:

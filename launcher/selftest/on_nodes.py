@@ -24,7 +24,6 @@ from gpurun.launcher.selftest.self_test import (
     RUNS,
     Result,
     SelfTest,
-    at_node,
     carry_out_quietly,
     outcome_of,
     parsed,
@@ -114,7 +113,7 @@ def add_the_others(test: SelfTest, pools: WorkerPools, here: Joined) -> None:
     nodes = all_tested(test, here)
     for each in nodes[1:]:
         for check in each.checks:
-            test.add(at_node(CheckResult(*check), each.node, here.hosts[each.node]))
+            test.add(replace(CheckResult(*check), node=each.node, host=here.hosts[each.node]))
     failures = [
         f"{name} on node {each.node} ({here.hosts[each.node]})" for each in nodes for name in each.blocked
     ]

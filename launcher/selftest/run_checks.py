@@ -40,7 +40,6 @@ SOUND = 10
 """Samples per device with which nothing goes wrong."""
 FAULTY = {"late": 9, "oom": 8, "killed": 7, "asleep": 6}
 """Samples per device with which the last device misbehaves."""
-PROGRAM_NAMES = ("no-set-device", "loader-workers", "skipped-step")
 GRAPH = "graph"
 """The program that only devices with streams can run."""
 SLACK_S = 40.0
@@ -142,7 +141,7 @@ Source: https://docs.nvidia.com/deploy/driver-persistence/persistence-mode.html
 def programs_job(devices: Sequence[str]) -> str:
     """Unchanged programs."""
     kind = accelerator_of(devices[0])
-    names = PROGRAM_NAMES if kind.is_host else (*PROGRAM_NAMES, GRAPH)
+    names = [name for name in NUM_STEPS if not (kind.is_host and name == GRAPH)]
     return _job(
         "programs",
         devices,
@@ -171,7 +170,7 @@ LEAST_SEEN = 0.6
 """Share of that as the wait of the other ranks, which may be late themselves where other programs run."""
 LEFT_GIB = 0.5
 """Memory that a GPU may have more in use than before: a driver keeps some for itself."""
-NUM_STEPS = {"no-set-device": 29, "loader-workers": 23, "skipped-step": 29, "graph": 32}
+NUM_STEPS = {"no-set-device": 29, "loader-workers": 23, "skipped-step": 29, GRAPH: 32}
 """Steps that each rank records of `worker.selftest.plain_programs`: an optimizer's first has no beginning.
 
 The program with a graph makes 3 of those before the capture, and marks 30."""
@@ -355,7 +354,7 @@ def program(name: str, seen: Evidence) -> CheckResult:
     )
 
 
-def _recorded(name: str, rank: int, recorded: Mapping[int, tuple[StepRecord, ...]]) -> CheckResult | None:
+def _recorded(name: str, rank: int, recorded: Mapping[int, Sequence[StepRecord]]) -> CheckResult | None:
     """The mistake in the steps of a rank."""
     steps = recorded.get(rank, ())
     if len(steps) != NUM_STEPS[name]:

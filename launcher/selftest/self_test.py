@@ -38,12 +38,12 @@ from gpurun.launcher.plan.devices import Devices, gpus_of, named_devices
 from gpurun.launcher.processes.incoming_signals import forwarded
 from gpurun.launcher.processes.pool import OPTIMIZING, Pools, WorkerPools
 from gpurun.launcher.run.job import Finished, Job, Output, Prepared, finish, prepare
-from gpurun.launcher.run.open import Invocation, check_free, load_invocation, new_directory
+from gpurun.launcher.run.open import Invocation, check_free, load_invocation, name_newest, new_directory
 from gpurun.launcher.run.session import Session
 from gpurun.launcher.rundir.claim import claimed
-from gpurun.launcher.rundir.files import RunDir, read_json, write_bytes, write_json
+from gpurun.launcher.rundir.files import RunDir, read_json, write_json
 from gpurun.launcher.rundir.paths import SELFTEST
-from gpurun.launcher.rundir.records import MEASURED, DeviceFacts, StepRecord
+from gpurun.launcher.rundir.records import MEASURED, DeviceFacts
 from gpurun.launcher.selftest.check_table import blocking, findings
 from gpurun.launcher.selftest.evidence import (
     FAULTS,
@@ -182,7 +182,7 @@ def keep(result: Result, directory: Path, is_latest: bool) -> str | None:
     try:
         write_json(directory / SELFTEST, result)
         if is_latest:
-            write_bytes(RUNS / "latest", f"{directory.name}\n".encode())
+            name_newest(directory)
     except MachineError as error:
         with suppress(OSError):
             directory.rmdir()  # it is empty where no rank was started
@@ -213,12 +213,13 @@ class SelfTest:
         """
         self.seen = seen
         count = len(PARTS) - 1 + (self.node is not None)
+        host = None if self.node is None else seen.machine.hostname
         for number, (part, title) in enumerate(PARTS.items(), 1):
             if part != MACHINE and not blocking(self.seen):
                 self.begin(title, number - 1, count)
                 self.seen = self.run_part(part, self.seen)
             for each in findings(self.seen, (part,)):
-                self.add(each if self.node is None else at_node(each, self.node, seen.machine.hostname))
+                self.add(replace(each, node=self.node, host=host))
         return self.result()
 
     def add(self, found: CheckResult) -> None:
@@ -290,10 +291,6 @@ def not_run(error: GpurunError) -> RanJob:
     return RanJob(problem=problem, remedies={problem: what_to_do} if what_to_do else {})
 
 
-def at_node(found: CheckResult, node: int, host: str) -> CheckResult:
-    return replace(found, node=node, host=host)
-
-
 def small_job(text: str, directory: Path, part: str) -> Job:
     """A job of a self-test, in a directory of its own."""
     given = Invocation(Path("gpurun selftest"), (), directory.absolute(), text)
@@ -323,7 +320,7 @@ def ran_job(finished: Finished) -> RanJob:
         remedies={each.reason: hint for each in lost if each.reason and (hint := hint_of(run, each.log))},
         log=str(run.path / lost[0].log) if lost and lost[0].log else None,
         hangs=tuple(read_json(path, Hang).headline for path in sorted(run.path.glob("launches/*/hang.json"))),
-        steps={each.id: steps_of(run, each.id) for each in finished.comparison.variants},
+        steps={each.id: run.read_steps(each.id) for each in finished.comparison.variants},
         short_traces=frozenset(
             each.variant
             for each in finished.comparison.findings
@@ -337,10 +334,6 @@ def hint_of(run: RunDir, log: str | None) -> str | None:
     """The advice on the failure of the attempt that has this log, if it is known."""
     path = run.root_cause(Path(log).parents[1].name) if log else None
     return read_json(path, Failure).hint if path and path.exists() else None
-
-
-def steps_of(run: RunDir, variant: str) -> dict[int, tuple[StepRecord, ...]]:
-    return {rank: tuple(steps) for rank, steps in run.read_steps(variant).items()}
 
 
 def used_since(seen: Evidence) -> dict[str, float]:

@@ -52,7 +52,7 @@ def selftest(devices: str, out: Path | None, nodes: int, as_json: bool, **place:
         raise SpecError("--node-rank, --rendezvous and the like need several nodes: --nodes N")
     lines = Lines(width(), nodes > 1)
     try:
-        ended = run(devices, out, hide if as_json else lines.show, nodes, place)
+        ended = run(devices, out, (lambda finding: None) if as_json else lines.show, nodes, place)
     finally:
         lines.end()
     if ended is None:
@@ -91,10 +91,6 @@ def run(
 def progress(title: str, number: int, count: int) -> None:
     """Prints the next stage."""
     click.echo(f"{number} of {count}: {title} …", err=True)
-
-
-def hide(finding: Any) -> None:
-    """Shows nothing."""
 
 
 class Lines:

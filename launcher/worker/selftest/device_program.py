@@ -73,8 +73,7 @@ def reduce_rates(device: torch.device, is_host: bool) -> tuple[ReduceRate, ...]:
         with marked_step():
             times_ns.append(fastest_ns(device, partial(dist.all_reduce, buffer[: size // 4])))
     return tuple(
-        ReduceRate(size, finite(time_ns) / 1e3, rate(factor * size, time_ns))
-        for size, time_ns in zip(sizes, times_ns, strict=True)
+        ReduceRate(size, rate(factor * size, time_ns)) for size, time_ns in zip(sizes, times_ns, strict=True)
     )
 
 

@@ -223,7 +223,7 @@ def of_steps(name: str, change_steps: Callable[[tuple[StepRecord, ...]], tuple[S
 
     def change(seen: Evidence) -> Evidence:
         recorded = {each: dict(ranks) for each, ranks in seen.job(PROGRAMS).steps.items()}
-        recorded[name][1] = change_steps(recorded[name][1])
+        recorded[name][1] = change_steps(tuple(recorded[name][1]))
         return in_job(PROGRAMS, steps=recorded)(seen)
 
     return change
