@@ -141,7 +141,7 @@ def _by_numbers(activities: Mapping[int, Activity | None], gap: Gap) -> _Finding
     """Ranks that have called a collective against those that have not."""
     absent = "; ".join(_phrase(rank, activities.get(rank)) for rank in gap.missing[:_MOST_RANKS])
     waiting = [rank for rank in gap.waiting if _may_wait(activities.get(rank), gap)]
-    others = f"; {ranks_text(waiting)} {_verb(waiting, 'wait')} in {gap.collective}" if waiting else ""
+    others = f"; {ranks_text(waiting)} {_wait(waiting)} in {gap.collective}" if waiting else ""
     return gap.missing[0], f"{absent}{others}", gap.missing
 
 
@@ -211,7 +211,7 @@ def _others(activities: Mapping[int, Activity | None], waiting: Sequence[int]) -
     ways = {doing.waiting for rank in waiting if (doing := activities[rank])}
     if BACKWARD in ways:
         return f"{ranks_text(waiting)} {'is' if len(waiting) == 1 else 'are'} in the backward pass"
-    return f"{ranks_text(waiting)} {_verb(waiting, 'wait')}"
+    return f"{ranks_text(waiting)} {_wait(waiting)}"
 
 
 def _view(snapshot: RankSnapshot, doing: str) -> RankView:
@@ -236,5 +236,5 @@ def doing_text(rank: int, doing: Activity | None, gap: Gap | None, has_peers: bo
     return f"{doing.text}{ddp}"
 
 
-def _verb(ranks: Sequence[int], verb: str) -> str:
-    return f"{verb}s" if len(ranks) == 1 else verb
+def _wait(ranks: Sequence[int]) -> str:
+    return "waits" if len(ranks) == 1 else "wait"

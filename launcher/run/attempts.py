@@ -317,18 +317,17 @@ def let_run_again(run: RunDir, plan: Plan, software: Mapping[str, str], job_dir:
     for variant in again:
         run.status(variant).unlink()  # its logs and failure records are kept
     replaced = replace_other_software(run, plan, software, job_dir)
-    begun = [_begun(run, plan, launch) for launch in plan.launches if attempts(run, launch)]
+    begun = [
+        Begun(launch, frozenset(finished_variants(run, launch)), remaining(run, plan, launch, None))
+        for launch in plan.launches
+        if attempts(run, launch)
+    ]
     return resumption(plan, lost, again.keys(), replaced, begun)
 
 
 def _root_cause(run: RunDir, status: VariantStatus) -> Failure | None:
     path = run.root_cause(status.launch) if status.launch else None
     return run.read(path, Failure) if path is not None and path.exists() else None
-
-
-def _begun(run: RunDir, plan: Plan, launch: Launch) -> Begun:
-    finished = finished_variants(run, launch) if counting_attempts(run, launch) else set()
-    return Begun(launch, frozenset(finished), remaining(run, plan, launch, None))
 
 
 def is_tried_again(status: VariantStatus, cause: Failure | None) -> bool:

@@ -111,18 +111,13 @@ def _is_job_file(path: Path) -> bool:
     return path.suffix in (".yaml", ".yml") and path.is_file()
 
 
-def _is_run(path: Path) -> bool:
-    """Whether `path` means a run directory."""
-    return run_directory(path) is not None
-
-
 def are_runs(a: Path, b: Path) -> bool:
     """Whether both are runs; if neither is, they must be traces.
 
     Raises:
         SpecError: only one is a run, or a path that isn't one doesn't exist or is a job file.
     """
-    runs = [_is_run(path) for path in (a, b)]
+    runs = [run_directory(path) is not None for path in (a, b)]
     for path, found in zip((a, b), runs, strict=True):
         if not found and (_is_job_file(path) or not _through_latest(path).exists()):
             find_run(path)
@@ -167,7 +162,7 @@ def traces_of(*paths: Path) -> NamedTraces:
 
 
 def _traces_of(path: Path) -> NamedTraces:
-    if not _is_run(path) and not _is_job_file(path):
+    if run_directory(path) is None and not _is_job_file(path):
         meant = _through_latest(path)
         return NamedTraces((meant,), places_of((meant,)))
     run = find_run(path)

@@ -250,12 +250,10 @@ class MaxBatchSearch:
         if not fits:
             raise MachineError(self.too_small(index))
         # Of the smallest batch that failed for another reason than memory, or of the end of the search.
-        failed = [attempt for attempt in attempts if attempt.batch == fails and attempt.message]
-        reasons = [f"{format_count(attempt.batch)} fail: {attempt.message}" for attempt in failed]
-        done = [attempt for attempt in attempts[-1:] if attempt.outcome == "done"]
-        ended = [attempt.message for attempt in done if attempt.message]
-        samples = [attempt.batch for attempt in done if attempt.batch]
-        return Room(next(iter([*samples, with_margin(fits)])), next(iter([*reasons, *ended]), ""))
+        failed = (attempt for attempt in attempts if attempt.batch == fails and attempt.message)
+        reasons = (f"{format_count(attempt.batch)} fail: {attempt.message}" for attempt in failed)
+        end = attempts[-1] if attempts[-1].outcome == "done" else Attempt("", 0)
+        return Room(end.batch or with_margin(fits), next(reasons, end.message))
 
     def timeout_text(self) -> str:
         """The text that the time is up, what is known by then, and what to do."""

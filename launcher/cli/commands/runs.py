@@ -81,25 +81,25 @@ def lines_of(found: Sequence[PastRun], width: int) -> list[str]:
 
 
 def delete_runs(paths: Sequence[Path]) -> None:
-    """Deletes runs one by one, and says of each what it took."""
+    """Deletes runs one by one, and says of each what it took.
+
+    Raises:
+        SpecError: a path is something else; nothing is deleted then.
+    """
     from gpurun.launcher.rundir.claim import delete
     from gpurun.launcher.units import GIB, format_gib
 
-    for directory in runs_to_delete(paths):
+    named = {found.resolve(): found for found in map(run_to_delete, paths)}
+    for directory in named.values():
         click.echo(f"deleted {directory} ({format_gib(delete(directory) / GIB)})", err=True)
 
 
-def runs_to_delete(paths: Sequence[Path]) -> list[Path]:
-    """The runs that these paths name: each is a run directory, or `…/latest`.
+def run_to_delete(path: Path) -> Path:
+    """The run directory to delete that this path means: itself, or that of `…/latest`.
 
     Raises:
-        SpecError: one is something else. A directory of runs is not taken for the newest run in it.
+        SpecError: it is something else. A directory of runs is not taken for the newest run in it.
     """
-    return list({found.resolve(): found for found in map(run_to_delete, paths)}.values())
-
-
-def run_to_delete(path: Path) -> Path:
-    """The run directory to delete that this path means."""
     from gpurun.launcher.run.find import find_run, run_directory, search_directory
     from gpurun.launcher.rundir.paths import LATEST, PLAN, is_our_search, is_ours
     from gpurun.launcher.rundir.store import source_of
