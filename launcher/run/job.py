@@ -43,7 +43,7 @@ from gpurun.launcher.run.running_attempt import Starter, Streams
 from gpurun.launcher.run.session import Session
 from gpurun.launcher.rundir.claim import claimed
 from gpurun.launcher.rundir.files import RunDir, write_json
-from gpurun.launcher.rundir.paths import Url
+from gpurun.launcher.rundir.paths import LATEST, Url
 from gpurun.launcher.rundir.records import MEASURED, Event, MaxBatch, Resumption
 from gpurun.launcher.rundir.store import (
     INTERRUPTED_S,
@@ -54,8 +54,6 @@ from gpurun.launcher.rundir.store import (
     refuse_unwritable,
 )
 from gpurun.launcher.units import format_duration, plural
-
-LATEST = Path("latest")
 
 SPENT = (
     "Nothing is left to measure: the budget of {} is spent.\n"
@@ -147,7 +145,7 @@ class Job:
     @property
     def resumed(self) -> Path | None:
         """The run to resume."""
-        newest = self.resume == LATEST and not self.resume.exists()
+        newest = self.resume == Path(LATEST) and not self.resume.exists()
         return (self.out or Path("runs") / self.spec.name) if newest else self.resume
 
 
@@ -323,13 +321,10 @@ class ProgressTracker:
     estimate_s: float
     """The expected length; of a run with a budget, what is left of it."""
     run: RunDir
-    started_s: float = 0.0
+    started_s: float = field(default_factory=time.monotonic)
     first: int | None = None
     started: int = 0
     """Launches."""
-
-    def __post_init__(self) -> None:
-        self.started_s = time.monotonic()
 
     def status(self, launch: Launch, event: Event | None) -> Status:
         """How far the run is; `event` is `None` when a launch has just been started."""

@@ -27,6 +27,7 @@ from gpurun.launcher.rundir.files import RunDir, read_json, write_bytes, write_j
 from gpurun.launcher.rundir.paths import (
     IMPROVEMENT,
     LATEST,
+    PLAN,
     check_job_owner,
     check_owner,
     elsewhere,
@@ -124,14 +125,11 @@ def check_free(path: Path) -> None:
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     refuse_if_alive(RunDir(path))
-    if (path / "plan.json").is_file():
-        raise SpecError(
-            f"{path} already holds a run; name another --out, or continue that run: --resume {path}"
-        )
-    if (path / IMPROVEMENT).is_file():
-        raise SpecError(
-            f"{path} already holds a search; name another --out, or continue that search: --resume {path}"
-        )
+    for name, kind in ((PLAN, "run"), (IMPROVEMENT, "search")):
+        if (path / name).is_file():
+            raise SpecError(
+                f"{path} already holds a {kind}; name another --out, or continue that {kind}: --resume {path}"
+            )
     what = "is a directory with other files" if path.is_dir() else "is a file"
     raise SpecError(f"{path} {what}; name another --out, one that is new or empty")
 
@@ -238,7 +236,8 @@ def run_to_resume(path: Path, plan: Plan) -> RunDir:
     if stored.gate is not None:
         raise SpecError(f"{name} is the run of a gate, whose versions are gone: start the gate again")
     now = as_read_back(plan)
-    if stored.budget_s and now.budget_s and replace(now, **_sizes(stored)) == stored != now:
+    as_long = replace(now, budget_s=stored.budget_s, launches=stored.launches)
+    if stored.budget_s and now.budget_s and as_long == stored != now:
         was_s, is_s = map(format_duration, (stored.budget_s, now.budget_s))
         raise SpecError(OTHER_BUDGET.format(path=name, was=was_s, now=is_s))
     if stored != now:
@@ -266,11 +265,6 @@ class _StoredHost:
     """The part of `host.json` that a plan depends on."""
 
     free_cores: int | None = None
-
-
-def _sizes(plan: Plan) -> dict[str, Any]:
-    """The sizes that follow from the budget."""
-    return {"budget_s": plan.budget_s, "launches": plan.launches}
 
 
 def as_read_back(plan: Plan) -> Plan:

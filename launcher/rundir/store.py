@@ -25,6 +25,7 @@ from gpurun.launcher.rundir.paths import (
     CONTROL,
     MADE_BY_US,
     PATTERN,
+    PLAN,
     Url,
     inside_of_run,
     is_name,
@@ -410,7 +411,6 @@ def reason(error: Exception | None) -> str:
     return text or type(error).__name__
 
 
-PLAN = "plan.json"
 _GOES_ON = "the run goes on, and is copied as soon as that is possible"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 """Seconds before the store is tried again; doubled each time."""
