@@ -107,18 +107,12 @@ class Progress:
             self._console.print(log_line(status, is_new), soft_wrap=True)
 
 
-def progress_line(status: Status, width: int, share: float | None = None) -> Text:
-    """`ddp 48/16  ████░░░░  round 13 of 28  50 s left`, on one line of `width` columns.
-
-    Args:
-        status: of the run.
-        width: of the terminal.
-        share: of the run that is done; by default `share_done`.
-    """
+def progress_line(status: Status, width: int, share: float) -> Text:
+    """`ddp 48/16  ████░░░░  round 13 of 28  50 s left`, on one line of `width` columns; `share` is done."""
     doing = stage_text(status.stage, status.round, status.rounds)
     launch = _launch(status) if status.launches != 1 else ""
     name = set_cell_size(status.variant or "", min(max(len(status.variant or ""), 12), 32))
-    head = Text.assemble("  ", name, "  ", _bar(share_done(status) if share is None else share), "  ")
+    head = Text.assemble("  ", name, "  ", _bar(share), "  ")
     tail = "   ".join(part for part in (doing, launch, _left(status)) if part)
     if head.cell_len + len(tail) >= width:
         tail = "   ".join(part for part in (doing, _left(status)) if part)

@@ -13,7 +13,7 @@ from typing import TextIO
 import pytest
 from rich.cells import cell_len
 
-from gpurun.launcher.run.progress_line import Progress, Status, progress_line
+from gpurun.launcher.run.progress_line import Progress, Status, progress_line, share_done
 from tests.wording import Wording
 
 HIDE_CURSOR = "\x1b[?25l"
@@ -66,20 +66,21 @@ def read_to_end(terminal_fd: int) -> bytes:
 
 
 def test_one_line_says_variant_round_and_time_left(wording: Wording) -> None:
-    line = progress_line(ROUND_13, 100).plain
+    line = progress_line(ROUND_13, 100, share_done(ROUND_13)).plain
     assert line.split()[:2] == ["ddp", "48/16"]
     wording(line)
-    wording(progress_line(ROUND_13, 80).plain)
+    wording(progress_line(ROUND_13, 80, share_done(ROUND_13)).plain)
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
 def test_the_line_never_wraps(width: int) -> None:
     long = replace(ROUND_13, variant="ddp 48/16 params.width=65536 precision=bf16 seed=12345")
-    assert cell_len(progress_line(long, width).plain) < width
+    assert cell_len(progress_line(long, width, share_done(long)).plain) < width
 
 
 def test_what_is_unknown_is_not_shown() -> None:
-    line = progress_line(replace(ROUND_13, variant=None, stage="build", rounds=0, remaining_s=None), 80).plain
+    status = replace(ROUND_13, variant=None, stage="build", rounds=0, remaining_s=None)
+    line = progress_line(status, 80, share_done(status)).plain
     assert "building the model" in line
     assert "left" not in line
     assert "None" not in line
