@@ -409,12 +409,12 @@ def streams_beside(log: Path, rank: int) -> list[Path]:
 
 
 def _no_log(run: RunDir, launch: str | None, rank: int | None) -> str:
-    if launch is None:
+    names = sorted({log.parents[1].name for log in run.path.glob("launches/*/log/rank*.log")})
+    if launch is None or not names:
         running = read(run)
         is_running = running is not None and running.may_live
         return f"{run.path}: no rank has written anything yet" if is_running else f"{run.path} has no logs"
     ranks = logs_of(run, launch, None)
     if rank is not None and ranks:
         return f"{launch} has no log of rank {rank}; it has those of {', '.join(map(str, ranks))}"
-    names = sorted(log.parent.name for log in run.path.glob("launches/*/log"))
     return f"{run.path} has no launch {launch}; it has {', '.join(names)}"

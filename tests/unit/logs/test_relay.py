@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.launcher.errors import SpecError
 from gpurun.launcher.logs.lines import MAX_LINE_BYTES
-from gpurun.launcher.logs.relay import MOST_AT_ONCE_BYTES, LogTail, Relay
+from gpurun.launcher.logs.relay import MOST_AT_ONCE_BYTES, LogTail, Relay, all_lines
+from gpurun.launcher.rundir.files import RunDir
 
 NOISE = b"USDT:2026-11-24 19:58:01 4021:4038 Profiler.cpp:9] stopped\n"
 
@@ -87,3 +89,15 @@ def test_what_was_not_passed_on_yet_is_before_a_log_is_cut(
     append(log, b" line\n")
     relay.look()
     assert capfdbinary.readouterr().out == lines + b"unfinished line\n"
+
+
+def test_a_launch_is_answered_with_those_that_have_logs(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    log = run.log("01-ddp-2", 0)
+    log.parent.mkdir(parents=True)
+    for launch in ("99", "01-ddp-2"):
+        with pytest.raises(SpecError, match=r"has no logs$"):
+            list(all_lines(run, None, launch, colour=False))
+    log.write_text("hello\n")
+    with pytest.raises(SpecError, match=r"has no launch 99; it has 01-ddp-2$"):
+        list(all_lines(run, None, "99", colour=False))
