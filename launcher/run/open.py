@@ -236,8 +236,10 @@ def run_to_resume(path: Path, plan: Plan) -> RunDir:
     if stored.gate is not None:
         raise SpecError(f"{name} is the run of a gate, whose versions are gone: start the gate again")
     now = as_read_back(plan)
-    as_long = replace(now, budget_s=stored.budget_s, launches=stored.launches)
-    if stored.budget_s and now.budget_s and as_long == stored != now:
+    is_alike = stored.variants == now.variants and (
+        replace(now, budget_s=stored.budget_s, launches=stored.launches) == stored
+    )
+    if is_alike and stored.budget_s and now.budget_s and stored != now:
         was_s, is_s = map(format_duration, (stored.budget_s, now.budget_s))
         raise SpecError(OTHER_BUDGET.format(path=name, was=was_s, now=is_s))
     if stored != now:

@@ -967,6 +967,9 @@ def test_a_run_keeps_its_budget(tmp_path: Path, wording: Wording) -> None:
     write_json(case.run.plan, case.plan)
     with wording.raises(SpecError):
         run_to_resume(case.run.path, longer.plan)
+    other = Case(tmp_path / "y", f"budget: 90s\n{SPLITS.replace('[6, 2]', '[5, 3]')}", [])
+    with pytest.raises(SpecError, match="another job"):
+        run_to_resume(case.run.path, other.plan)
 
 
 def test_a_run_of_another_job_is_refused_with_what_differs(wording: Wording) -> None:
