@@ -5,13 +5,22 @@ Written by documentation and torch's sources, and tested with fakes: it has not 
 
 import importlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpurun.launcher.machine.gpus.gpu import HOT_BY_DRIVER, HOT_BY_HARDWARE, Gpu, GpuProcess, Gpus, Sensors
+from gpurun.launcher.machine.gpus.gpu import (
+    HOT_BY_DRIVER,
+    HOT_BY_HARDWARE,
+    Gpu,
+    GpuProcess,
+    Gpus,
+    Sensors,
+    chosen,
+)
 from gpurun.launcher.machine.gpus.nvml import GpuHealth
 from gpurun.launcher.units import GIB, plural
 
@@ -144,26 +153,9 @@ def hip_nodes(of_rocm: Sequence[TopologyNode], environ: Mapping[str, str]) -> li
 
 
 def _chosen(nodes: Sequence[TopologyNode], named: str | None) -> list[TopologyNode]:
-    """GPUs chosen by number, or by a UUID that may be cut short.
-
-    What is unknown ends the list, and one that is named twice empties it.
-    """
-    if named is None:
-        return list(nodes)
-    found: list[TopologyNode] = []
-    for token in (part.strip() for part in named.split(",")):
-        if (node := _named(nodes, token)) is None:
-            break
-        found.append(node)
-    return found if len({node.number for node in found}) == len(found) else []
-
-
-def _named(nodes: Sequence[TopologyNode], token: str) -> TopologyNode | None:
-    if token.isdecimal():
-        return nodes[int(token)] if int(token) < len(nodes) else None
-    start = token.removeprefix("GPU-").lower()
-    found = [node for node in nodes if node.uuid and node.uuid.startswith(f"GPU-{start}")]
-    return found[0] if token.startswith("GPU-") and len(found) == 1 else None
+    """The GPUs that a variable chooses; the case of a UUID's digits makes no difference."""
+    lower = named and re.sub(r"(?<=GPU-)\w+", lambda digits: digits[0].lower(), named)
+    return [nodes[position] for position in chosen(lower, [node.uuid for node in nodes])]
 
 
 def _gpu(

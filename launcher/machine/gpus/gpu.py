@@ -103,6 +103,34 @@ class Gpus:
     """Other notes: GPUs that can't be opened, in which order they are counted."""
 
 
+def chosen(named: str | None, uuids: Sequence[str | None]) -> list[int]:
+    """Positions of the GPUs that a variable such as CUDA_VISIBLE_DEVICES leaves visible, in its order.
+
+    Numbers are positions; UUIDs may be cut short. An unknown GPU ends the list, and a GPU that is named twice
+    empties it. Source: torch/cuda/__init__.py, `_parse_visible_devices` and `_transform_uuid_to_ordinals`.
+
+    Args:
+        named: the variable's value; `None` leaves all.
+        uuids: of the GPUs that there are; `None` for a GPU without one.
+    """
+    if named is None:
+        return list(range(len(uuids)))
+    found: list[int] = []
+    for token in named.split(","):
+        if (position := position_of(token.strip(), uuids)) is None:
+            break
+        found.append(position)
+    return found if len(set(found)) == len(found) else []
+
+
+def position_of(token: str, uuids: Sequence[str | None]) -> int | None:
+    """The position of the GPU that a number or the start of its UUID names; `None` where there is none."""
+    if token.isdecimal():
+        return int(token) if int(token) < len(uuids) else None
+    found = [i for i, uuid in enumerate(uuids) if uuid and uuid.startswith(token)]
+    return found[0] if token.startswith("GPU-") and len(found) == 1 else None
+
+
 def unknown(*_: object) -> None:
     """The answer of a sensor that isn't there."""
 

@@ -8,7 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpurun.launcher.machine.gpus.gpu import HOT_BY_DRIVER, HOT_BY_HARDWARE, Gpu, GpuProcess, Gpus, Sensors
+from gpurun.launcher.machine.gpus.gpu import (
+    HOT_BY_DRIVER,
+    HOT_BY_HARDWARE,
+    Gpu,
+    GpuProcess,
+    Gpus,
+    Sensors,
+    chosen,
+    position_of,
+)
 from gpurun.launcher.units import GIB
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -143,17 +152,11 @@ def _gpus_of_module(visible: str | None, root: Path) -> tuple[Gpu, ...]:
         device = root / f"dev/nvidia{facts.get('Device Minor', '')}"
         if facts.get("GPU UUID", "").startswith("GPU-") and device.exists():
             found.append((facts["GPU UUID"], facts.get("Model", "NVIDIA GPU"), file.parent.name.lower()))
-    uuids, chosen = [uuid for uuid, _, _ in found], list(range(len(found)))
-    if visible is not None:
-        chosen = []
-        for token in visible.split(","):
-            position = _position(token.strip(), uuids)
-            if position is None:
-                break
-            chosen.append(position)
     return tuple(
         Gpu(index, uuid, name, None, None, None, None, {}, None, None, None, None, None, bus=bus)
-        for index, (uuid, name, bus) in enumerate(found[position] for position in chosen)
+        for index, (uuid, name, bus) in enumerate(
+            found[position] for position in chosen(visible, [uuid for uuid, _, _ in found])
+        )
     )
 
 
@@ -177,7 +180,7 @@ def _visible_handles(nvml: Any, visible: str | None) -> list[Any]:
             handle = ask(nvml, "nvmlDeviceGetHandleByUUID", token)
             named = [] if handle is None else [handle]
         else:
-            position = _position(token, uuids)
+            position = position_of(token, uuids)
             named = [] if position is None else _instances(nvml, handles[position])
         if not named:
             break
@@ -233,13 +236,6 @@ def _instances(nvml: Any, handle: Any) -> list[Any]:
     count = ask(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0
     found = [ask(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, index) for index in range(count)]
     return [instance for instance in found if instance is not None]
-
-
-def _position(token: str, uuids: Sequence[str]) -> int | None:
-    if token.isdecimal():
-        return int(token) if int(token) < len(uuids) else None
-    matches = [i for i, uuid in enumerate(uuids) if token.startswith("GPU-") and uuid.startswith(token)]
-    return matches[0] if len(matches) == 1 else None
 
 
 def _gpu(nvml: Any, index: int, handles: Sequence[Any]) -> Gpu:

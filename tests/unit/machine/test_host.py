@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from gpurun.launcher.machine.git import git, is_changed
+from gpurun.launcher.machine.gpus.gpu import Gpus
 from gpurun.launcher.machine.gpus.nvml import inspect_nvidia_gpus, load_nvml
 from gpurun.launcher.machine.helper_process import temporary_directory
 from gpurun.launcher.machine.host import Machine, has_own_quota, host_record, inspect_machine, usable_cores
@@ -118,18 +119,9 @@ def test_clients_of_mps_are_processes_of_their_gpu(is_newer: bool) -> None:
     assert [process.pid for process in known(second.processes)] == [os.getpid(), 1][: 1 + is_newer]
 
 
-@pytest.mark.parametrize(
-    ("visible", "buses"),
-    [
-        (None, ["0000:1b:00.0", "0000:43:00.0"]),
-        ("1", ["0000:43:00.0"]),
-        ("GPU-bb,GPU-aa", ["0000:43:00.0", "0000:1b:00.0"]),
-        ("0,7,1", ["0000:1b:00.0"]),
-    ],
-)
-def test_in_a_container_without_nvml_gpus_are_those_of_the_module(
-    tmp_path: Path, visible: str | None, buses: list[str]
-) -> None:
+def of_module(tmp_path: Path, visible: str | None) -> Gpus:
+    """What is found where only the kernel's module is there, as in a container without libnvidia-ml."""
+
     def missing() -> None:
         raise NVMLErrorLibraryNotFound("NVML Shared Library Not Found")
 
@@ -150,11 +142,31 @@ def test_in_a_container_without_nvml_gpus_are_those_of_the_module(
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     nvml = fake()
     nvml.nvmlInit = missing
-    found = inspect_nvidia_gpus(environ, tmp_path, nvml)
+    return inspect_nvidia_gpus(environ, tmp_path, nvml)
+
+
+@pytest.mark.parametrize(
+    ("visible", "buses"),
+    [
+        (None, ["0000:1b:00.0", "0000:43:00.0"]),
+        ("1", ["0000:43:00.0"]),
+        ("GPU-bb,GPU-aa", ["0000:43:00.0", "0000:1b:00.0"]),
+        ("0,7,1", ["0000:1b:00.0"]),
+    ],
+)
+def test_in_a_container_without_nvml_gpus_are_those_of_the_module(
+    tmp_path: Path, visible: str | None, buses: list[str]
+) -> None:
+    found = of_module(tmp_path, visible)
     assert [gpu.bus for gpu in found.gpus] == buses
     assert {gpu.name for gpu in found.gpus} == {"NVIDIA H100 80GB HBM3"}
     assert (found.nvml_error, found.driver) == (None, "550.54.15")
     assert "libnvidia-ml.so.1 is missing" in found.notes[0]
+
+
+def test_a_gpu_that_is_named_twice_leaves_none(tmp_path: Path) -> None:
+    """As in torch."""
+    assert of_module(tmp_path, "0,GPU-aa").gpus == ()
 
 
 def test_the_binding_has_every_function_that_is_asked_for() -> None:
