@@ -166,20 +166,30 @@ def _quotas(root: Path) -> list[float]:
 
 
 def memory_bytes(root: Path = Path("/")) -> tuple[int, int]:
-    """Total and available, within the limits of its control groups."""
-    meminfo = (line.split() for line in (_read(root / "proc/meminfo") or "").splitlines())
-    figures = {words[0].rstrip(":"): int(words[1]) * 1024 for words in meminfo if len(words) > 1}
-    total, available = figures.get("MemTotal", 0), figures.get("MemAvailable", 0)
+    """Total and available, within the limits of its control groups.
+
+    The kernel takes a group's page cache back as soon as the group needs memory, so that cache unused
+    lately is available. Source: Documentation/admin-guide, cgroup-v2.rst and cgroup-v1/memory.rst.
+    """
+    figures = _counts(root / "proc/meminfo")
+    total, available = (figures.get(name, 0) * 1024 for name in ("MemTotal", "MemAvailable"))
     for directory in cgroup_directories(root, "memory"):
-        for limit_file, used_file in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        for limit_file, used_file, cache in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         ):
             limit, used = _read(directory / limit_file) or "", _read(directory / used_file) or ""
             if limit.isdecimal() and int(limit) < UNLIMITED_BYTES:
+                taken = max(0, int(used or 0) - _counts(directory / "memory.stat").get(cache, 0))
                 total = min(total, int(limit))
-                available = min(available, max(0, int(limit) - int(used or 0)))
+                available = min(available, max(0, int(limit) - taken))
     return total, available
+
+
+def _counts(path: Path) -> dict[str, int]:
+    """The numbers of a file with a name and a number in each line."""
+    lines = (line.split() for line in (_read(path) or "").splitlines())
+    return {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1}
 
 
 def _cpu_model(root: Path) -> str:

@@ -15,7 +15,14 @@ from gpurun.launcher.machine.git import git, is_changed
 from gpurun.launcher.machine.gpus.gpu import Gpus
 from gpurun.launcher.machine.gpus.nvml import inspect_nvidia_gpus, load_nvml
 from gpurun.launcher.machine.helper_process import temporary_directory
-from gpurun.launcher.machine.host import Machine, has_own_quota, host_record, inspect_machine, usable_cores
+from gpurun.launcher.machine.host import (
+    Machine,
+    has_own_quota,
+    host_record,
+    inspect_machine,
+    memory_bytes,
+    usable_cores,
+)
 from gpurun.launcher.report.terminal.hardware import render_devices
 from gpurun.launcher.units import GIB
 from tests.known import known
@@ -223,6 +230,28 @@ def test_memory_is_cut_by_the_cgroup_limit(tmp_path: Path) -> None:
     )
     limited = inspect_machine(fake(), {}, tmp_path)
     assert (limited.memory_gib, limited.memory_available_gib) == (8.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "available_gib"),
+    [
+        ("0::/a", {"a/memory.max": 8, "a/memory.current": 7}, 5),
+        ("4:memory:/a", {"memory/a/memory.limit_in_bytes": 8, "memory/a/memory.usage_in_bytes": 7}, 4),
+    ],
+    ids=["version 2", "version 1"],
+)
+def test_page_cache_that_a_cgroup_can_take_back_is_available(
+    tmp_path: Path, own: str, files: Mapping[str, int], available_gib: int
+) -> None:
+    """The first version counts the groups below it apart, in `total_inactive_file`."""
+    write(tmp_path, {"proc/meminfo": "MemTotal: 33554432 kB\nMemAvailable: 16777216 kB"})
+    write(tmp_path, {"proc/self/cgroup": own})
+    write(tmp_path, {f"sys/fs/cgroup/{name}": str(gib * GIB) for name, gib in files.items()})
+    stat = f"anon {2 * GIB}\ninactive_file {4 * GIB}\n"
+    if own != "0::/a":
+        stat += f"total_inactive_file {3 * GIB}\n"
+    write(tmp_path, {f"sys/fs/cgroup/{Path(next(iter(files))).parent}/memory.stat": stat})
+    assert memory_bytes(tmp_path) == (8 * GIB, available_gib * GIB)
 
 
 def write(root: Path, files: Mapping[str, str]) -> None:
