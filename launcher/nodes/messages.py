@@ -184,6 +184,7 @@ class Chunk(msgspec.Struct, frozen=True, tag=True):
     """Relative to the run directory."""
     offset: int
     content: bytes
+    """Empty: a log was rotated, and begins again."""
     is_last: bool = False
     """Whether the file ends here."""
 

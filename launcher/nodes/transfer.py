@@ -1,7 +1,8 @@
 """Sends a node's result files to node 0: in chunks, and only what is new since the last time.
 
 Files that only grow continue where they ended, also if node 0 had their beginning before this command, in a
-run that is resumed. All other files are written in one piece, and sent whole whenever they change.
+run that is resumed. A rotated log begins again: its older part has what it held. All other files are written
+in one piece, and sent whole whenever they change.
 """
 
 import os
@@ -15,7 +16,7 @@ import msgspec
 from gpurun.launcher.errors import MachineError, unwritable
 from gpurun.launcher.nodes.messages import Chunk
 from gpurun.launcher.rundir.files import end_of_lines, open_regular
-from gpurun.launcher.rundir.paths import CONTROL, is_name, is_of_program
+from gpurun.launcher.rundir.paths import CONTROL, is_name, is_of_program, older_part
 
 CHUNK_BYTES = 1 << 17
 """1 s at 1 Mbit/s: a slow connection still passes heartbeats in between."""
@@ -77,14 +78,16 @@ class Outbox:
                 raise MachineError(f"can't read {path}: {error.strerror}") from error
 
     def _appended(self, path: Path, name: str) -> Iterator[Chunk]:
+        older = older_part(path)
+        if name in self.sent_bytes and older.exists() and self.sent_states.get(f"{name}.1") != _state(older):
+            yield Chunk(self.node, name, 0, b"")
+            self.sent_bytes[name] = self.base_bytes[name] = 0
         for chunk in self._parts(path, name, self.sent_bytes.get(name, 0)):
             yield msgspec.structs.replace(chunk, offset=chunk.offset - self.base_bytes.get(name, 0))
             self.sent_bytes[name] = chunk.offset + len(chunk.content)
 
     def _whole(self, path: Path, name: str) -> Iterator[Chunk]:
-        found = path.stat()
-        state = (found.st_ino, found.st_size, found.st_mtime_ns)
-        if self.sent_states.get(name) != state:
+        if self.sent_states.get(name) != (state := _state(path)):
             yield from self._parts(path, name, 0)
             self.sent_states[name] = state
 
@@ -104,6 +107,12 @@ class Outbox:
                 is_result = path.name[0] != "." and path.name not in OWN_COPIES
                 if is_ours and is_result and path.is_file() and not path.is_symlink():
                     yield path
+
+
+def _state(path: Path) -> tuple[int, int, int]:
+    """Inode, size and modification time."""
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 @dataclass
@@ -136,6 +145,8 @@ class Inbox:
                 self.had_bytes[chunk.path] = end_of_lines(file)
             file.seek(self.had_bytes[chunk.path] + chunk.offset)
             file.write(chunk.content)
+            if not chunk.content:
+                file.truncate()
 
     def place(self, chunk: Chunk) -> Path:
         """The file that the chunk is a part of."""

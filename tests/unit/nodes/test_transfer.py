@@ -26,6 +26,7 @@ from gpurun.launcher.inspect.requests import (
     ask,
     traces_requested,
 )
+from gpurun.launcher.logs.relay import rotate
 from gpurun.launcher.nodes.cluster_pool import ClusterPool
 from gpurun.launcher.nodes.follower import Follower, Places
 from gpurun.launcher.nodes.messages import Chunk, Message, TracesWanted, decode, encode
@@ -64,6 +65,23 @@ def test_files_arrive_as_they_are_and_only_once(tmp_path_factory: Any, files: di
         arrived = ours / name
         assert (arrived.read_bytes() if arrived.exists() else b"") == b"".join(parts)
     assert sum(len(chunk.content) for chunk in sent) == sum(len(b"".join(p)) for p in files.values())
+
+
+def test_a_log_that_is_rotated_between_two_transfers_loses_no_line(tmp_path: Path) -> None:
+    """The new log may be shorter than what was sent of the one before, longer, or empty."""
+    outbox, inbox = Outbox(tmp_path / "theirs", 1), Inbox(tmp_path / "ours")
+    log = tmp_path / "theirs/launches/x/log/rank1.log"
+    log.parent.mkdir(parents=True)
+    for number, num_lines in enumerate([5, 2, 9, 0, 1]):
+        if number:
+            assert rotate(log, 20)
+        for part in range(2):
+            with log.open("a") as file:
+                file.writelines(f"line {number} {part} {line}\n" for line in range(num_lines))
+            outbox.send(inbox.write, lambda: None)
+            for theirs in log.parent.iterdir():
+                ours = tmp_path / "ours" / theirs.relative_to(tmp_path / "theirs")
+                assert ours.read_bytes() == theirs.read_bytes()
 
 
 def test_what_a_resumed_run_has_of_a_file_is_kept(tmp_path: Path) -> None:
