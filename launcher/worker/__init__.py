@@ -4,7 +4,7 @@ It runs in child processes and answers through the run directory.
 
 Its directories import each other in one order, from the bottom: `accelerators` (what depends on the kind of
 device), `meters`, `base` (what all ranks need), `strategies`, `profiling`, `training` (workloads),
-`micro_benchmark`, `program` (unchanged programs), `entry` (how the processes start).
+`micro_benchmark`, `program` (unchanged programs), `selftest`, `entry` (how the processes start).
 """
 
 ORDER = (
