@@ -1,6 +1,7 @@
 """The ranks of all nodes, as if they were on one machine; node 0 has this."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -109,13 +110,12 @@ class ClusterPool:
         """Nodes whose ranks of this attempt have not been reported as stopped."""
         self._settling: set[int] | None = None
         """Nodes whose ranks have left processes; `None`: they haven't been asked yet."""
-        self._awaited: set[int] = set()
-        """Nodes whose answers are still awaited."""
-        self._problems: list[str] = []
-        """Why nodes could not pass on a request of `gpurun capture`."""
+        self._answers: dict[int, Snapshots | RequestWritten | None] = {}
+        """The answers of the other nodes to the last question; `None`: still awaited."""
+        self._owed = Counter[int]()
+        """How many answers each node owes, to earlier questions too: it answers in order."""
         self._ranks: dict[int, tuple[int, ...]] = {}
         """The ranks of this attempt that have a control block, by node: the store is no rank."""
-        self._snapshots: dict[int, RankSnapshot] = {}
         self._steps: dict[int, tuple[int, ...]] = {}
         """The steps by node."""
         self._exits: list[Exit] = []
@@ -145,6 +145,7 @@ class ClusterPool:
             node: tuple(request.rank for request in some if request.control) for node, some in by_node.items()
         }
         self._steps.clear()
+        self._owed.clear()
         kind: RankKind = "program" if processes[-1].entry == PROGRAM_ENTRY else "workload"
         for node in self._working - {0}:
             what = (self._attempt, self._name, kind, config.read_bytes(), tuple(by_node[node]))
@@ -188,11 +189,11 @@ class ClusterPool:
 
     def observe(self, directory: Path) -> tuple[RankSnapshot, ...]:
         """Snapshots of the running ranks of all nodes, by rank; without nodes that don't answer in time."""
-        self._snapshots = {}
         self._ask_others(SnapshotRequest(self._attempt))
         own = self._local.observe(directory)
         self._await_answers()
-        seen = {snapshot.rank: snapshot for snapshot in own} | self._snapshots
+        found = [answer for answer in self._answers.values() if isinstance(answer, Snapshots)]
+        seen = {snapshot.rank: snapshot for part in (own, *(a.snapshots for a in found)) for snapshot in part}
         return tuple(snapshot for _, snapshot in sorted(seen.items()))
 
     def steps_elsewhere(self) -> tuple[int, ...]:
@@ -237,12 +238,13 @@ class ClusterPool:
 
     def _ask_others(self, message: Message) -> None:
         """Sends it to the other nodes that have ranks; `_await_answers` waits for them."""
-        self._awaited = self._working - {0}
-        self._send_all(self._awaited, message)
+        self._answers = dict.fromkeys(sorted(self._working - {0}))
+        self._owed.update(self._answers.keys())
+        self._send_all(self._answers, message)
 
     def _await_answers(self) -> None:
         deadline = time.monotonic() + _NODES_ANSWER_S
-        while self._awaited and time.monotonic() < deadline:
+        while None in self._answers.values() and time.monotonic() < deadline:
             self._take_mail(_POLL_S)
 
     def _take_mail(self, timeout_s: float) -> None:
@@ -264,12 +266,10 @@ class ClusterPool:
             self._exits += self._timeline.place(message.exits, now_ns)
             if stopped:
                 self._working.discard(message.node)
-        elif isinstance(message, Snapshots) and message.attempt == self._attempt:
-            self._awaited.discard(message.node)
-            self._snapshots |= {snapshot.rank: snapshot for snapshot in message.snapshots}
-        elif isinstance(message, RequestWritten) and message.attempt == self._attempt:
-            self._awaited.discard(message.node)
-            self._problems += [message.problem] * bool(message.problem)
+        elif isinstance(message, Snapshots | RequestWritten) and message.attempt == self._attempt:
+            self._owed[message.node] -= 1
+            if not self._owed[message.node]:
+                self._answers[message.node] = message
         elif isinstance(message, LogText):
             self._say(message.text)
         elif isinstance(message, Settled) and message.attempt == self._attempt:
@@ -326,12 +326,16 @@ class ClusterPool:
         return TracesRequested(final.number, recorded)
 
     def _have_others_write(self, request: CaptureRequest) -> None:
-        self._problems = []
         self._ask_others(TracesWanted(self._attempt, request, rings=False))
         self._await_answers()
-        late = [f"node {node}: no answer within {_NODES_ANSWER_S:g} s" for node in sorted(self._awaited)]
-        if found := self._problems + late:
-            raise SpecError("\n".join(found))
+        problems = [
+            answer.problem
+            if isinstance(answer, RequestWritten)
+            else f"node {node}: no answer within {_NODES_ANSWER_S:g} s"
+            for node, answer in self._answers.items()
+        ]
+        if any(problems):
+            raise SpecError("\n".join(filter(None, problems)))
 
     def _put_records_in_order(self) -> None:
         """Converts the times of the ranks' failure records to node 0's clock."""

@@ -26,7 +26,9 @@ from gpurun.launcher.inspect.requests import (
     ask,
     traces_requested,
 )
+from gpurun.launcher.inspect.snapshot import RankSnapshot
 from gpurun.launcher.logs.relay import rotate
+from gpurun.launcher.nodes import cluster_pool
 from gpurun.launcher.nodes.cluster_pool import ClusterPool
 from gpurun.launcher.nodes.follower import Follower, Places
 from gpurun.launcher.nodes.messages import Chunk, Message, TracesWanted, decode, encode
@@ -278,7 +280,7 @@ LAUNCH = "01-ddp-3"
 
 @dataclass
 class Link:
-    """One node's end; what it sends is decoded again, as on a network."""
+    """One node's end; what it sends is decoded again, as on a network. Node 0 gets messages singly."""
 
     rank: int
     mails: list[deque[Message]]
@@ -292,7 +294,8 @@ class Link:
 
     def poll(self, timeout_s: float) -> list[Message]:
         mails = self.mails[self.rank]
-        return [mails.popleft() for _ in range(len(mails))]  # another thread may add to them
+        num = len(mails) if self.rank else min(len(mails), 1)  # another thread may add to them
+        return [mails.popleft() for _ in range(num)]
 
     def suspect(self, suspicious: bool) -> None:
         """No link here is ever lost."""
@@ -309,6 +312,9 @@ class Quiet:
 
     def poll(self, timeout_s: float) -> list[Exit]:
         return []
+
+    def observe(self, directory: Path) -> tuple[RankSnapshot, ...]:
+        return ()
 
 
 @dataclass
@@ -357,7 +363,7 @@ class Cluster:
         return read_json(self.runs[node].control(LAUNCH) / "capture1.json", CaptureRequest)
 
     def asked(self, wanted: WantTraces) -> Answer:
-        """What another terminal on node 0 gets to hear."""
+        """What another terminal on node 0 gets to hear. The other nodes work from this request on."""
         answers: list[Answer] = []
 
         def terminal() -> None:
@@ -378,7 +384,8 @@ class Cluster:
         is_last = False
         while not is_last:
             is_last = not person.is_alive()
-            for follower in self.followers:
+            is_sent = any(isinstance(mail, TracesWanted) for _, mail in self.passed)
+            for follower in self.followers if is_last or is_sent else ():
                 for message in follower.link.poll(0.0):
                     follower.handle(message)
 
@@ -420,6 +427,20 @@ def test_a_rank_that_is_nowhere_or_has_not_started_rings_no_bell(cluster: Cluste
     with pytest.raises(SpecError, match="has no rank 3"):
         traces_requested(refused)
     make_directory(cluster.runs[2].control(LAUNCH))
+    assert cluster.asked(WantTraces(2, None)) == Declined(f"node 2 (hostb): {NOT_STARTED}")
+    assert [cluster.bell(node) for node in (0, 1)] == [0, 0]
+
+
+def test_an_answer_that_comes_too_late_is_no_answer_to_the_next_question(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nodes answer a question for snapshots while they are asked for traces, which node 2 declines."""
+    monkeypatch.setattr(cluster_pool, "_NODES_ANSWER_S", 0.0)
+    cluster.begin(0)
+    cluster.begin(1)
+    make_directory(cluster.runs[2].control(LAUNCH))
+    assert cluster.pool.observe(cluster.runs[0].control(LAUNCH)) == ()
+    monkeypatch.setattr(cluster_pool, "_NODES_ANSWER_S", 60.0)
     assert cluster.asked(WantTraces(2, None)) == Declined(f"node 2 (hostb): {NOT_STARTED}")
     assert [cluster.bell(node) for node in (0, 1)] == [0, 0]
 
