@@ -35,16 +35,18 @@ def launch_config(*variants: VariantConfig, **more: Any) -> LaunchConfig:
     return LaunchConfig(**{**values, **more})
 
 
+SETTINGS: dict[str, Any] = {"precision": "fp32", "params": {}}
+
+
 def max_batch_config(**more: Any) -> MaxBatchConfig:
     """The search for one CPU's largest batch; `more` are fields that differ from that."""
     values: dict[str, Any] = {
         "workload": "mlp",
         "job_dir": ".",
-        "params": {},
+        "settings": SETTINGS,
         "devices": ("cpu",),
         "index": 0,
         "num_devices": 1,
-        "precision": "fp32",
         "accumulate": 1,
         "keeps_gradients": False,
         "gradients_are_views": False,

@@ -32,6 +32,8 @@ SHARE_OF_MEMORY = 0.8
 """Share of a free memory that all devices on it together may use."""
 STEPS_OF_LAUNCH = 30
 """Steps of each variant in a launch, about: the warm-up and some rounds."""
+CHANGING_MEMORY = ("precision", "checkpointing", "optimizer", "channels_last")
+"""Settings beside `params` that change the memory or the time of a step on one device."""
 POLL_S = 0.1
 ENDLESS = Room(1 << 40)
 """The room on a device that no variant of the job uses."""
@@ -112,7 +114,7 @@ def find_rooms(
     pool.preload(OPTIMIZING)  # processes that run out of memory are started again and again
     say(f"global_batch: max: trying batches on {' '.join(names)}")
     with temporary_directory("max-batch") as files:
-        for number, (precision, params) in enumerate(_kinds(spec)):
+        for number, settings in enumerate(_kinds(spec)):
             for together in ways:
                 directory = files / f"{number}-{together:d}"
                 search = MaxBatchSearch(
@@ -122,8 +124,7 @@ def find_rooms(
                     job_dir,
                     directory,
                     devices,
-                    precision,
-                    params,
+                    settings,
                     place,
                     together,
                     check,
@@ -133,11 +134,11 @@ def find_rooms(
     return NodeRooms(names, tuple(rooms), step_s)
 
 
-def _kinds(spec: JobSpec) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _kinds(spec: JobSpec) -> Iterator[dict[str, Any]]:
     """The combinations of settings that change the memory of a step."""
-    precisions = spec.compare.precision or (spec.precision,)
-    params = [{**spec.params, **more} for more in spec.compare.params or ({},)]
-    return itertools.product(precisions, params)
+    values = {name: getattr(spec.compare, name) or (getattr(spec, name),) for name in CHANGING_MEMORY}
+    values["params"] = [{**spec.params, **more} for more in spec.compare.params or ({},)]
+    return (dict(zip(values, kind, strict=True)) for kind in itertools.product(*values.values()))
 
 
 def _strategies(spec: JobSpec) -> list[Strategy]:
@@ -180,8 +181,7 @@ class MaxBatchSearch:
     job_dir: Path
     directory: Path
     devices: tuple[str, ...]
-    precision: str
-    params: Mapping[str, Any]
+    settings: Mapping[str, Any]
     place: NodeDevices
     together: bool = False
     """Whether one process has all devices."""
@@ -314,11 +314,10 @@ class MaxBatchSearch:
         return MaxBatchConfig(
             workload=str(self.spec.workload),
             job_dir=str(self.job_dir),
-            params=self.params,
+            settings=self.settings,
             devices=visible_names(self.own(index)),
             index=self.place.first + index,
             num_devices=self.place.num_devices,
-            precision=self.precision,
             accumulate=_accumulate(self.spec),
             keeps_gradients=not self.together
             and any(strategy.keeps_gradients for strategy in _strategies(self.spec)),

@@ -202,13 +202,13 @@ class MaxBatchConfig:
 
     workload: str
     job_dir: str
-    params: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    """Settings that change the memory of a step, by name."""
     devices: tuple[str, ...]
     """The devices of this process, as it sees them: one, or all where one process has them."""
     index: int
     """Position of the first among the job's devices."""
     num_devices: int
-    precision: str
     accumulate: int
     """Micro-batches of a batch."""
     keeps_gradients: bool

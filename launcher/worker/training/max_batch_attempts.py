@@ -162,19 +162,18 @@ def trainer_of(config: MaxBatchConfig) -> Trainer:
     """A trainer for the process' devices alone, at their place among the job's."""
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
-    workload = load_workload(config.workload, dict(config.params), Path(config.job_dir))
+    workload = load_workload(config.workload, dict(config.settings["params"]), Path(config.job_dir))
     if isinstance(workload, Probe):
         raise SpecError(f"{config.workload} is a micro-benchmark: it has no batch to find")
     launch = LaunchConfig(
+        **config.settings,
         launch="fit",
         run_dir="",
         workload=config.workload,
         job_dir=config.job_dir,
-        params=config.params,
         strategy="single" if len(config.devices) == 1 else TOGETHER,
         devices=(config.devices[0],) * config.index + config.devices,
         backend=None,
-        precision=config.precision,
         seed=config.seed,
         threads=config.threads,
         variants=(VariantConfig("fit", split_of(config, 1), config.accumulate),),

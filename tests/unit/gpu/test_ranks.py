@@ -91,7 +91,7 @@ from gpurun.launcher.worker.training.trainer import Trainer, new_scaler
 from gpurun.workloads.base import Workload
 from gpurun.workloads.micro_benchmarks import BenchmarkCase, Cases, Probe
 from tests.gpu.machine import why_none, why_unusable
-from tests.launches import max_batch_config
+from tests.launches import SETTINGS, max_batch_config
 from tests.unit.gpu.fake_cuda import FakeCuda, Stream, fake_cuda, launch  # noqa: F401 - a fixture
 from tests.unit.gpu.test_drivers import spec_of
 from tests.unit.plan.machines import FakeGpu, FakeMachine, planned
@@ -621,7 +621,7 @@ def searching(directory: Path, devices: str, strategies: str) -> list[list[str]]
     found = []
     for together in max_batch._ways(spec, names, 0):
         search = MaxBatchSearch(
-            spec, machine, machine, directory, directory, names, "fp32", {}, NodeDevices(0, 0, 2), together
+            spec, machine, machine, directory, directory, names, SETTINGS, NodeDevices(0, 0, 2), together
         )
         configs = [search.config(index, 0, None) for index in range(search.num_processes)]
         found.append([" ".join(config.devices) for config in configs])
@@ -661,8 +661,7 @@ def test_batches_are_tried_in_a_part_of_the_free_memory_that_devices_share(
         tmp_path,
         tmp_path,
         names,
-        "fp32",
-        {},
+        SETTINGS,
         NodeDevices(0, 0, 2),
         together,
     )
@@ -729,7 +728,7 @@ def test_a_batch_that_fails_otherwise_is_an_upper_bound(
     assert (attempts[-1].outcome, max_batch.bounds(attempts)) == ("done", (5, 6))
     nothing = cast(Any, None)
     place = NodeDevices(0, 0, 1)
-    search = MaxBatchSearch(nothing, nothing, nothing, tmp_path, tmp_path, ("cpu:0",), "fp32", {}, place)
+    search = MaxBatchSearch(nothing, nothing, nothing, tmp_path, tmp_path, ("cpu:0",), SETTINGS, place)
     room = search.found(0)
     wording(str(room))
     monkeypatch.setattr(max_batch_attempts, "attempt", lambda *_: attempt(None, None, 9))

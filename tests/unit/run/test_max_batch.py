@@ -24,6 +24,7 @@ from gpurun.launcher.run.max_batch import (
     ENDLESS,
     MaxBatchSearch,
     NodeDevices,
+    _kinds,
     _ways,
     bounds,
     combined,
@@ -41,7 +42,7 @@ from gpurun.launcher.worker.training.max_batch_attempts import (
     next_attempt,
     too_long,
 )
-from tests.launches import max_batch_config
+from tests.launches import SETTINGS, max_batch_config
 from tests.unit.plan.machines import FakeMachine
 from tests.wording import Wording
 
@@ -120,10 +121,22 @@ def test_devices_try_batches_in_the_fewest_micro_batches_of_the_job(
     spec = job(f"devices: cpu:2\n{text}")
     machine: Any = SimpleNamespace(memory_available_gib=8, cpu_cores=4, free_cores=None)
     search = MaxBatchSearch(
-        spec, machine, machine, tmp_path, tmp_path, ("cpu:0", "cpu:1"), "fp32", {}, NodeDevices(0, 0, 2)
+        spec, machine, machine, tmp_path, tmp_path, ("cpu:0", "cpu:1"), SETTINGS, NodeDevices(0, 0, 2)
     )
     assert search.config(1, 0, None).accumulate == accumulate
     assert in_micro_batches(spec) == said
+
+
+def test_batches_are_tried_with_every_combination_of_settings_that_change_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = "optimizer: foreach\ncompare: {checkpointing: [none, full], channels_last: [true]}\n"
+    kinds = list(_kinds(job(text)))
+    same = {"precision": "fp32", "params": {}, "optimizer": "foreach", "channels_last": True}
+    assert kinds == [same | {"checkpointing": "none"}, same | {"checkpointing": "full"}]
+    monkeypatch.setattr(max_batch_attempts, "Trainer", lambda workload, launch, index: launch)
+    launch = max_batch_attempts.trainer_of(max_batch_config(settings=kinds[1]))
+    assert {name: getattr(launch, name) for name in kinds[1]} == kinds[1]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +155,7 @@ def test_batches_are_tried_next_to_the_memory_of_ddps_buckets(
     spec = job(f"devices: cpu:2\n{text}")
     machine: Any = SimpleNamespace(memory_available_gib=8, cpu_cores=4, free_cores=None)
     config = MaxBatchSearch(
-        spec, machine, machine, tmp_path, tmp_path, ("cpu:0",), "fp32", {}, NodeDevices(0, 0, 1)
+        spec, machine, machine, tmp_path, tmp_path, ("cpu:0",), SETTINGS, NodeDevices(0, 0, 1)
     ).config(0, 0, None)
     model, filled, held = torch.nn.Linear(4, 4), [], list[int]()
     original = max_batch_attempts.buckets_like
@@ -189,7 +202,7 @@ def search_in(directory: Path, *devices: list[Attempt]) -> MaxBatchSearch:
     spec = job("devices: cpu:2\ntimeout: 2m\n")
     nothing: Any = None
     search = MaxBatchSearch(
-        spec, nothing, nothing, directory, directory, ("cpu:0", "cpu:1"), "fp32", {}, NodeDevices(0, 0, 2)
+        spec, nothing, nothing, directory, directory, ("cpu:0", "cpu:1"), SETTINGS, NodeDevices(0, 0, 2)
     )
     for index, attempts in enumerate(devices):
         append_lines(search.path(index), attempts)
