@@ -229,34 +229,25 @@ def warnings(trainer: Trainer, error: float | None, reference: Reference) -> dic
 def model_warnings(trainer: Trainer) -> list[str]:
     """The warnings from model and batch alone, whether or not gradients are checked."""
     found = [*trainer.workload.notes, *([BATCH_NORM] if has_batch_norm(trainer.model) else [])]
-    found += channels_last_notes(trainer) + cudnn_notes(trainer) + checkpointing_notes(trainer)
-    found += reading_notes(trainer) + unused_notes(trainer)
+    found += [*without_effect(trainer), *unused_notes(trainer)]
     return found + ([trainer.batch_warning] if trainer.batch_warning else [])
 
 
-def channels_last_notes(trainer: Trainer) -> list[str]:
-    """The notes where `channels_last` changes nothing."""
-    if not trainer.channels_last or any(p.dim() == 4 for p in trainer.model.parameters()):
-        return []
-    return ["channels_last changes nothing: the model has no two-dimensional convolution"]
-
-
-def checkpointing_notes(trainer: Trainer) -> list[str]:
-    """The notes where `checkpointing` changes nothing."""
-    if not trainer.lacks_blocks:
-        return []
-    return [
-        "checkpointing changes nothing: no layers of the model repeat; the workload can name its `blocks`"
-    ]
-
-
-def reading_notes(trainer: Trainer) -> list[str]:
-    """The notes where `workers` or `prefetch` changes nothing."""
-    why = "the workload has no dataset" if trainer.workload.dataset is None else ""
+def without_effect(trainer: Trainer) -> Iterator[str]:
+    """The notes on settings that change nothing."""
+    if trainer.channels_last and all(p.dim() != 4 for p in trainer.model.parameters()):
+        yield "channels_last changes nothing: the model has no two-dimensional convolution"
+    if trainer.cudnn_benchmark and accelerator_of(trainer.device.type).is_host:
+        yield "cudnn_benchmark changes nothing: a CPU has no cuDNN"
+    if trainer.lacks_blocks:
+        yield (
+            "checkpointing changes nothing: no layers of the model repeat; the workload can name its `blocks`"
+        )
     stated = [name for name, value in trainer.reading.items() if value is not None]
-    if not why and not trainer.workload.num_workers:
-        stated, why = [name for name in stated if name == "prefetch"], "no other process reads the dataset"
-    return [f"{name} changes nothing: {why}" for name in stated] if why else []
+    if trainer.workload.dataset is None:
+        yield from (f"{name} changes nothing: the workload has no dataset" for name in stated)
+    elif not trainer.workload.num_workers and "prefetch" in stated:
+        yield "prefetch changes nothing: no other process reads the dataset"
 
 
 def unused_notes(trainer: Trainer) -> list[str]:
@@ -270,13 +261,6 @@ def unused_notes(trainer: Trainer) -> list[str]:
         "DistributedDataParallel, and so must a loop of your own; if the same ones are unused in every step, "
         "`static_graph=True`, here `static_graph: true`, may be faster"
     ]
-
-
-def cudnn_notes(trainer: Trainer) -> list[str]:
-    """The notes where `cudnn_benchmark` changes nothing."""
-    if not trainer.cudnn_benchmark or not accelerator_of(trainer.device.type).is_host:
-        return []
-    return ["cudnn_benchmark changes nothing: a CPU has no cuDNN"]
 
 
 def likely_reason(trainer: Trainer, error: float, reference: Reference) -> str:
