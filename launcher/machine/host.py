@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.launcher import __version__
+from gpurun.launcher.machine import read_numbers, read_text
 from gpurun.launcher.machine.accelerators import inspect_gpus
 from gpurun.launcher.machine.gpus.gpu import Gpu, GpuProcess, Gpus
 from gpurun.launcher.machine.resource_limits import UNLIMITED_BYTES, cgroup_directories
@@ -111,7 +112,7 @@ def host_record(machine: Machine) -> dict[str, Any]:
         "versions": {"python": platform.python_version(), **_versions()},
         "os": _os_name(),
         "kernel": platform.release(),
-        "cpu_governor": _read(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")),
+        "cpu_governor": read_text(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")) or None,
         "cpu_mhz": _cpu_mhz(Path("/")),
         "load_average": [round(load, 2) for load in os.getloadavg()],
     }
@@ -129,7 +130,7 @@ def machine_id(root: Path = Path("/")) -> str:
 
     Source: machine-id(5).
     """
-    written = (_read(root / "etc/machine-id") or "").strip()
+    written = read_text(root / "etc/machine-id")
     return hashlib.sha256(f"gpurun {written}".encode()).hexdigest()[:12] if written else ""
 
 
@@ -146,9 +147,9 @@ def has_own_quota(root: Path = Path("/")) -> bool:
     Waiting for such a quota looks like waiting for a core, but no other process competes for it.
     """
     directory = next(iter(cgroup_directories(root, "cpu")), None)
-    if directory is None or len((_read(directory / "cgroup.procs") or "").split()) != 1:
+    if directory is None or len(read_text(directory / "cgroup.procs").split()) != 1:
         return False
-    limits = ((_read(directory / name) or "").partition(" ")[0] for name in ("cpu.max", "cpu.cfs_quota_us"))
+    limits = (read_text(directory / name).partition(" ")[0] for name in ("cpu.max", "cpu.cfs_quota_us"))
     return any(limit.isdecimal() for limit in limits)
 
 
@@ -156,10 +157,10 @@ def _quotas(root: Path) -> list[float]:
     """Cores allowed by this process's cgroup and every one above it, in either version of cgroups."""
     quotas = []
     for directory in cgroup_directories(root, "cpu"):
-        limit, _, period = (_read(directory / "cpu.max") or "").partition(" ")
+        limit, _, period = read_text(directory / "cpu.max").partition(" ")
         if limit.isdecimal() and period.isdecimal():
             quotas.append(int(limit) / int(period))
-        limit, period = (_read(directory / f"cpu.cfs_{part}_us") or "" for part in ("quota", "period"))
+        limit, period = (read_text(directory / f"cpu.cfs_{part}_us") for part in ("quota", "period"))
         if limit.isdecimal() and period.isdecimal():
             quotas.append(int(limit) / int(period))
     return quotas
@@ -171,29 +172,23 @@ def memory_bytes(root: Path = Path("/")) -> tuple[int, int]:
     The kernel takes a group's page cache back as soon as the group needs memory, so that cache unused
     lately is available. Source: Documentation/admin-guide, cgroup-v2.rst and cgroup-v1/memory.rst.
     """
-    figures = _counts(root / "proc/meminfo")
+    figures = read_numbers(root / "proc/meminfo")
     total, available = (figures.get(name, 0) * 1024 for name in ("MemTotal", "MemAvailable"))
     for directory in cgroup_directories(root, "memory"):
         for limit_file, used_file, cache in (
             ("memory.max", "memory.current", "inactive_file"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         ):
-            limit, used = _read(directory / limit_file) or "", _read(directory / used_file) or ""
+            limit, used = read_text(directory / limit_file), read_text(directory / used_file)
             if limit.isdecimal() and int(limit) < UNLIMITED_BYTES:
-                taken = max(0, int(used or 0) - _counts(directory / "memory.stat").get(cache, 0))
+                taken = max(0, int(used or 0) - read_numbers(directory / "memory.stat").get(cache, 0))
                 total = min(total, int(limit))
                 available = min(available, max(0, int(limit) - taken))
     return total, available
 
 
-def _counts(path: Path) -> dict[str, int]:
-    """The numbers of a file with a name and a number in each line."""
-    lines = (line.split() for line in (_read(path) or "").splitlines())
-    return {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1}
-
-
 def _cpu_model(root: Path) -> str:
-    for line in (_read(root / "proc/cpuinfo") or "").splitlines():
+    for line in read_text(root / "proc/cpuinfo").splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "model name":
             return value.strip()
@@ -202,7 +197,7 @@ def _cpu_model(root: Path) -> str:
 
 def _cpu_mhz(root: Path) -> float | None:
     """The mean over all cores, now."""
-    lines = (line.partition(":") for line in (_read(root / "proc/cpuinfo") or "").splitlines())
+    lines = (line.partition(":") for line in read_text(root / "proc/cpuinfo").splitlines())
     clocks = [float(value) for key, _, value in lines if key.strip() == "cpu MHz"]
     return round(sum(clocks) / len(clocks), 1) if clocks else None
 
@@ -235,7 +230,7 @@ def inspect_topology(allowed: Sequence[int] | None = None, root: Path = Path("/"
     """
     usable = sorted(os.sched_getaffinity(0) if allowed is None else allowed)
     nodes = {
-        int(node.name.removeprefix("node")): parse_cpus(_read(node / "cpulist") or "")
+        int(node.name.removeprefix("node")): parse_cpus(read_text(node / "cpulist"))
         for node in (root / "sys/devices/system/node").glob("node[0-9]*")
     }
     reachable = {node: tuple(cpu for cpu in cpus if cpu in usable) for node, cpus in sorted(nodes.items())}
@@ -251,8 +246,8 @@ def gpu_node(bus: str, root: Path = Path("/")) -> int | None:
 
     Source: Documentation/ABI/testing/sysfs-bus-pci, numa_node; −1 means that the firmware didn't say.
     """
-    text = _read(root / "sys/bus/pci/devices" / bus / "numa_node") if bus else None
-    return int(text) if text and text.isdecimal() else None
+    text = read_text(root / "sys/bus/pci/devices" / bus / "numa_node") if bus else ""
+    return int(text) if text.isdecimal() else None
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:
@@ -268,13 +263,5 @@ def parse_cpus(text: str) -> tuple[int, ...]:
 
 
 def _siblings(root: Path, cpu: int, usable: Sequence[int]) -> tuple[int, ...]:
-    text = _read(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or ""
+    text = read_text(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
     return tuple(sibling for sibling in parse_cpus(text) if sibling in usable) or (cpu,)
-
-
-def _read(path: Path) -> str | None:
-    """The file's text, `None` where there is no such file or it may not be read."""
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return None

@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.grouping import grouped
+from gpurun.launcher.machine import read_text
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -161,10 +162,7 @@ def has_signal(pid: int, mask: Literal["SigIgn", "SigCgt"], number: int) -> bool
 
 def status_number(process: Path, name: str, base: int = 10) -> int:
     """A number in the `status` of a directory of /proc; 0 if the process has ended."""
-    try:
-        lines = (process / "status").read_text().splitlines()
-    except OSError:
-        return 0
+    lines = read_text(process / "status").splitlines()
     return next((int(line.split()[1], base) for line in lines if line.startswith(f"{name}:")), 0)
 
 

@@ -11,6 +11,7 @@ import resource
 from pathlib import Path
 
 from gpurun.launcher.errors import MachineError
+from gpurun.launcher.machine import read_numbers, read_text
 from gpurun.launcher.machine.process_tree import status_number
 from gpurun.launcher.units import GIB, format_gib, plural
 
@@ -129,10 +130,8 @@ def check_cgroup(num_ranks: int, root: Path = Path("/")) -> None:
 
 def _number(file: Path) -> int | None:
     """A limit or a count of a cgroup; `None` where there is none."""
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError):  # not mounted here, or "max"
-        return None
+    text = read_text(file)  # empty where it isn't mounted here
+    return int(text) if text.isdecimal() else None  # "max"
 
 
 def _is_ours(process: Path) -> bool:
@@ -247,12 +246,12 @@ def oom_kills(root: Path = Path("/")) -> int | None:
     `root` is where `proc` and `sys` are.
     Source: Documentation/admin-guide/cgroup-v2.rst (memory.events, oom_kill) and cgroup-v1/memory.rst.
     """
-    files = (
-        directory / name
+    counts = (
+        read_numbers(directory / name).get("oom_kill")
         for directory in cgroup_directories(root, "memory")
         for name in ("memory.events", "memory.oom_control")
     )
-    return next((count for count in map(_read_counter, files) if count is not None), None)
+    return next((count for count in counts if count is not None), None)
 
 
 def cgroup_directories(root: Path, controller: str) -> list[Path]:
@@ -260,12 +259,8 @@ def cgroup_directories(root: Path, controller: str) -> list[Path]:
 
     In a container `/proc/self/cgroup` may name a path that is not mounted here: then only `/` counts.
     """
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
     directories: list[Path] = []
-    for line in lines:
+    for line in read_text(root / "proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         if number != "0" and controller not in controllers.split(","):
             continue
@@ -298,11 +293,3 @@ def _records(fd: int) -> list[str]:
             continue
         except OSError:
             return found
-
-
-def _read_counter(file: Path) -> int | None:
-    try:
-        fields = dict(line.split() for line in file.read_text().splitlines())
-        return int(fields["oom_kill"])
-    except (OSError, KeyError, ValueError):
-        return None

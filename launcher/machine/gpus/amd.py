@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gpurun.launcher.machine import read_numbers, read_text
 from gpurun.launcher.machine.gpus.gpu import (
     HOT_BY_DRIVER,
     HOT_BY_HARDWARE,
@@ -76,13 +77,13 @@ class TopologyNode:
 
     @property
     def memory_bytes(self) -> int:
-        banks = (_properties(path) for path in self.directory.glob("mem_banks/*/properties"))
+        banks = (read_numbers(path) for path in self.directory.glob("mem_banks/*/properties"))
         return sum(bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in OF_FRAME_BUFFER)
 
     @property
     def fabric(self) -> frozenset[int]:
         """Nodes that it is linked to by xGMI (Infinity Fabric)."""
-        found = (_properties(path) for path in self.directory.glob("io_links/*/properties"))
+        found = (read_numbers(path) for path in self.directory.glob("io_links/*/properties"))
         return frozenset(link["node_to"] for link in found if link.get("type") == XGMI and "node_to" in link)
 
 
@@ -91,9 +92,9 @@ def gpu_nodes(root: Path = Path("/")) -> list[TopologyNode]:
     numbers = sorted(int(path.name) for path in (root / NODES).glob("*") if path.name.isdecimal())
     directories = ((number, root / NODES / str(number)) for number in numbers)
     return [
-        TopologyNode(number, directory, _properties(directory / "properties"))
+        TopologyNode(number, directory, read_numbers(directory / "properties"))
         for number, directory in directories
-        if _read(directory / "gpu_id") not in ("", "0")
+        if read_text(directory / "gpu_id") not in ("", "0")
     ]
 
 
@@ -120,7 +121,7 @@ def inspect_amd_gpus(environ: Mapping[str, str], root: Path = Path("/")) -> Gpus
             _gpu(library, handles.get(node.bus), index, visible, root, _name_for_hip(node, of_rocm))
             for index, node in enumerate(visible)
         ),
-        driver=str((version or {}).get("driver_version") or _read(root / "sys/module/amdgpu/version"))
+        driver=str((version or {}).get("driver_version") or read_text(root / "sys/module/amdgpu/version"))
         or None,
         notes=(*notes, *([WITHOUT_LIBRARY] if visible and not handles else [])),
     )
@@ -192,7 +193,7 @@ def _name(asic: Any, node: TopologyNode, root: Path) -> str:
     """`AMD Instinct MI300X`; without the library and a name in sysfs by its instruction set."""
     known = (
         (asic or {}).get("market_name", ""),
-        _read(root / "sys/bus/pci/devices" / node.bus / "product_name"),
+        read_text(root / "sys/bus/pci/devices" / node.bus / "product_name"),
     )
     return next((name for name in map(str, known) if name and name != "N/A"), f"AMD GPU {node.target}")
 
@@ -357,19 +358,6 @@ def _whole(value: float | None) -> int | None:
 
 def _millionth(micro: float | None) -> float | None:
     return None if micro is None else micro / 1e6
-
-
-def _properties(path: Path) -> dict[str, int]:
-    """Lines of a name and a number."""
-    words = (line.split() for line in _read(path).splitlines())
-    return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdecimal()}
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
 
 
 def amd_notes(root: Path, torch: str) -> tuple[str, ...]:

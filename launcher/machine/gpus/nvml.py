@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gpurun.launcher.machine import read_text
 from gpurun.launcher.machine.gpus.gpu import (
     HOT_BY_DRIVER,
     HOT_BY_HARDWARE,
@@ -98,7 +99,8 @@ def inspect_nvidia_gpus(environ: Mapping[str, str], root: Path = Path("/"), bind
     except nvml.NVMLError_LibraryNotFound:
         if gpus := _gpus_of_module(visible, root):
             notes = (f"{NO_LIBRARY}; memory, power and other processes aren't known, and NCCL won't start",)
-            return Gpus(gpus, notes=notes, driver=_version_of_module(root))
+            version = _VERSION.search(read_text(root / "proc/driver/nvidia/version"))
+            return Gpus(gpus, notes=notes, driver=version and version[0])
         return Gpus(nvml_error=NO_LIBRARY) if has_module(root) else Gpus()
     except nvml.NVMLError as error:
         return Gpus(nvml_error=str(error))
@@ -124,14 +126,6 @@ Source: `nvmlGpuP2PCapsIndex_t` of the NVML API reference.
 """
 
 
-def _version_of_module(root: Path) -> str | None:
-    try:
-        found = _VERSION.search((root / "proc/driver/nvidia/version").read_text())
-    except OSError:
-        return None
-    return found[0] if found else None
-
-
 _VERSION = re.compile(r"\b\d{3,}(\.\d+){1,2}\b")
 """`550.54.15` in the first line of `proc/driver/nvidia/version`."""
 
@@ -144,10 +138,7 @@ def _gpus_of_module(visible: str | None, root: Path) -> tuple[Gpu, ...]:
     """
     found = []
     for file in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
-        try:
-            rows = [line.partition(":") for line in file.read_text().splitlines()]
-        except OSError:
-            continue
+        rows = [line.partition(":") for line in read_text(file).splitlines()]
         facts = {key.strip(): value.strip() for key, _, value in rows}
         device = root / f"dev/nvidia{facts.get('Device Minor', '')}"
         if facts.get("GPU UUID", "").startswith("GPU-") and device.exists():
@@ -278,19 +269,11 @@ def _processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...] | None:
     return tuple(
         GpuProcess(
             pid=process.pid,
-            name=_process_name(process.pid),
+            name=read_text(Path(f"/proc/{process.pid}/comm")) or None,
             used_gib=None if process.usedGpuMemory is None else process.usedGpuMemory / GIB,
         )
         for process in {process.pid: process for process in running}.values()
     )
-
-
-def _process_name(pid: int) -> str | None:
-    try:
-        with open(f"/proc/{pid}/comm") as file:
-            return file.read().strip()
-    except OSError:
-        return None
 
 
 def _peer_links(nvml: Any, index: int, handles: Sequence[Any]) -> dict[int, str]:
