@@ -18,7 +18,8 @@ from gpurun.launcher.jobfile.yaml.describe import (
     nearest,
     shorten,
 )
-from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, accelerator_of, gpu_kinds, sold_memory_gb
+from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, accelerator_of, gpu_kinds
+from gpurun.launcher.machine.gpus.gpu import memory_sizes_gb
 from gpurun.launcher.masking import is_secret, masked
 from gpurun.launcher.splits import BALANCED
 from gpurun.launcher.strategies import NCCL_ALGORITHMS
@@ -359,7 +360,7 @@ def parse_memory(value: Any) -> int:
     """Bytes, from a size or the name of a GPU: `20 GiB`, `H100 80GB`."""
     if not isinstance(value, str) or _SIZE.fullmatch(value):
         return parse_size(value)
-    sizes = sold_memory_gb(value)
+    sizes = memory_sizes_gb(value)
     if not sizes:
         raise expected("a size or a GPU", value, "use 20 GiB, or the name of a GPU such as H100 80GB")
     if len(sizes) > 1:

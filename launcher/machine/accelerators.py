@@ -18,13 +18,9 @@ from typing import Any
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.machine.gpus import amd, nvml
 from gpurun.launcher.machine.gpus.gpu import (
-    AMD_PEAKS,
-    NVIDIA_PEAKS,
     Gpu,
     Gpus,
-    Peak,
     Sensors,
-    memory_sizes_gb,
     peak_of,
 )
 from gpurun.launcher.machine.gpus.nvml import GpuHealth, inspect_health
@@ -220,8 +216,6 @@ class Accelerator:
     """Precisions that older models lack → the compute capability that has them."""
     memory_errors: tuple[str, ...] = ()
     """Regular expressions for error messages of its libraries that mean out of memory."""
-    peaks: tuple[Peak, ...] = ()
-    """Peak FLOP rates of its models."""
     inspect: Inspect = field(default=lambda environ, root, binding: Gpus())
     """Finds its devices here; takes the environment, the root of `proc` and a stand-in binding."""
     health: Health = field(default=lambda indices, environ: ())
@@ -292,7 +286,6 @@ CUDA = Accelerator(
     least_capability={"tf32": (8, 0)},  # Ampere
     # Words of the driver, of cuBLAS, cuSPARSE and cuSOLVER, and of cuDNN since version 9.
     memory_errors=("CUDA_ERROR_OUT_OF_MEMORY", r"ALLOC(ATION)?_FAILED"),
-    peaks=NVIDIA_PEAKS,
     # Kineto leaves CUPTI attached after a trace. Steps that wait for the host take 18 % longer then (H100),
     # and twice as long if it was detached (TEARDOWN_CUPTI=1). Source: benchmarks/RESULTS.md, One GPU.
     timed_before_trace=50,
@@ -315,7 +308,6 @@ ROCM = replace(  # torch's names for AMD's GPUs are the same, and RCCL goes by N
     least_capability={},
     # Words of rocBLAS and of MIOpen; hipBLAS has NVIDIA's.
     memory_errors=(r"ALLOC(ATION)?_FAILED", "rocblas_status_memory_error", "miopenStatusAllocFailed"),
-    peaks=AMD_PEAKS,
     inspect=inspect_rocm_gpus,
     health=amd.amd_health,
     sensors=amd.amd_sensors,
@@ -414,34 +406,14 @@ def recorded_uuids(host: Mapping[str, Any]) -> dict[str, str]:
 
 def peak_tflop_per_s(gpu_name: str, precision: str) -> float | None:
     """The peak of a GPU by the driver's name for it; `None` where it isn't known."""
-    peak = _peak(gpu_name)
+    peak = peak_of(gpu_name)
     return None if peak is None else peak.tflop_per_s.get(precision)
-
-
-def peak_flop_per_s(gpu_name: str, precision: str) -> float | None:
-    """The peak of a GPU in FLOP/s, by the driver's name for it; `None` where it isn't known."""
-    rate = peak_tflop_per_s(gpu_name, precision)
-    return None if rate is None else rate * TERA
 
 
 def peak_gb_per_s(gpu_name: str) -> float | None:
     """The highest rate of a GPU's memory by the driver's name for it; `None` where it isn't known."""
-    peak = _peak(gpu_name)
+    peak = peak_of(gpu_name)
     return None if peak is None else peak.gb_per_s
-
-
-def sold_memory_gb(gpu_name: str) -> tuple[int, ...]:
-    """The memory, in 10⁹ bytes, of the GPUs that a person may call so; several where that leaves it open."""
-    return memory_sizes_gb(_peaks(), gpu_name)
-
-
-def _peak(gpu_name: str) -> Peak | None:
-    return peak_of(_peaks(), gpu_name)
-
-
-def _peaks() -> list[Peak]:
-    rows = (*ACCELERATORS.values(), CUDA, ROCM)  # what was measured with another torch may be shown here
-    return [peak for row in rows for peak in row.peaks]
 
 
 def total_peak_flop_per_s(
@@ -456,6 +428,6 @@ def total_peak_flop_per_s(
     """
     if precision in stated:
         return len(gpu_names) * stated[precision] * TERA
-    peaks = [peak_flop_per_s(name, precision) if name else None for name in gpu_names]
-    known = [peak for peak in peaks if peak is not None]
+    peaks = [peak_tflop_per_s(name, precision) if name else None for name in gpu_names]
+    known = [TERA * peak for peak in peaks if peak is not None]
     return sum(known) if known and len(known) == len(peaks) else None

@@ -335,10 +335,13 @@ AMD_PEAKS = (
 )
 
 
-def peak_of(peaks: Sequence[Peak], gpu_name: str) -> Peak | None:
-    """The peak of the GPU that the driver calls `gpu_name`; `None` where none of `peaks` is for it."""
+PEAKS = (*NVIDIA_PEAKS, *AMD_PEAKS)
+
+
+def peak_of(gpu_name: str) -> Peak | None:
+    """The peak of the GPU that the driver calls `gpu_name`; `None` where it isn't known."""
     words = set(gpu_name.replace("-", " ").split())
-    for peak in peaks:
+    for peak in PEAKS:
         if words.issuperset(peak.names) and words <= USUAL.union(peak.names):
             return peak
     return None
@@ -347,13 +350,13 @@ def peak_of(peaks: Sequence[Peak], gpu_name: str) -> Peak | None:
 _SIZE = re.compile(r"(\d+) ?GB")
 
 
-def memory_sizes_gb(peaks: Sequence[Peak], gpu_name: str) -> tuple[int, ...]:
+def memory_sizes_gb(gpu_name: str) -> tuple[int, ...]:
     """The memory of the GPUs that a person may call `gpu_name` (`H100 80GB`, `RTX 4090`), in 10⁹ bytes.
 
     Several where the name leaves it open, none where there is no such GPU.
     """
     named = {int(size) for size in _SIZE.findall(gpu_name)}
     words = set(_SIZE.sub("", gpu_name).upper().replace("-", " ").split()) - {word.upper() for word in USUAL}
-    rows = [peak for peak in peaks if words and words <= {word.upper() for word in peak.names}]
+    rows = [peak for peak in PEAKS if words and words <= {word.upper() for word in peak.names}]
     sizes = {size for peak in rows for size in peak.gb}
     return tuple(sorted(sizes & named if named else sizes))

@@ -24,9 +24,9 @@ from gpurun.launcher.machine.accelerators import (
     peak_gb_per_s,
     peak_tflop_per_s,
     read_build,
-    sold_memory_gb,
 )
 from gpurun.launcher.machine.gpus import amd
+from gpurun.launcher.machine.gpus.gpu import memory_sizes_gb
 from gpurun.launcher.machine.gpus.nvml import GpuHealth
 from gpurun.launcher.machine.host import inspect_machine
 from gpurun.launcher.plan.devices import resolve_devices, visible_gpus
@@ -272,7 +272,7 @@ def test_make_gpu_test_names_them_as_a_rank_does(root: Path, monkeypatch: pytest
     ],
 )
 def test_memory_by_name(name: str, sizes: tuple[int, ...]) -> None:
-    assert sold_memory_gb(name) == sizes
+    assert memory_sizes_gb(name) == sizes
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from gpurun.launcher.compare.figures.recorded import MeasuredVariant, Rates, throughput
-from gpurun.launcher.machine.accelerators import peak_flop_per_s, total_peak_flop_per_s
-from gpurun.launcher.machine.gpus.gpu import NVIDIA_PEAKS
+from gpurun.launcher.machine.accelerators import peak_tflop_per_s, total_peak_flop_per_s
+from gpurun.launcher.machine.gpus.gpu import PEAKS
 from gpurun.launcher.plan.model import Variant
 from gpurun.launcher.rundir.records import StepRecord, VariantFacts, VariantStatus
 from gpurun.launcher.worker.training.try_out import Counting
@@ -88,15 +88,14 @@ def test_an_operator_without_a_formula_makes_the_count_unknown() -> None:
     ],
 )
 def test_peaks_by_the_drivers_name(name: str, precision: str, tflop_per_s: float | None) -> None:
-    peak = peak_flop_per_s(name, precision)
-    assert peak == (None if tflop_per_s is None else tflop_per_s * 1e12)
+    assert peak_tflop_per_s(name, precision) == tflop_per_s
 
 
 def test_peaks_add_up_and_one_unknown_makes_all_unknown() -> None:
     assert total_peak_flop_per_s(["NVIDIA H200"] * 2, "bf16") == 2 * 989.4e12
     assert total_peak_flop_per_s(["NVIDIA H200", None], "bf16") is None
     assert total_peak_flop_per_s([], "bf16") is None
-    assert all(rate > 0 for peak in NVIDIA_PEAKS for rate in peak.tflop_per_s.values())
+    assert all(rate > 0 for peak in PEAKS for rate in peak.tflop_per_s.values())
 
 
 def measured(devices: tuple[str, ...], energy_mj: float | None, flops: float | None) -> MeasuredVariant:
