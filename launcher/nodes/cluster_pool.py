@@ -30,6 +30,7 @@ from gpurun.launcher.nodes.messages import (
     Exits,
     LogText,
     Message,
+    OfAttempt,
     Port,
     PreloadModules,
     RankKind,
@@ -256,25 +257,27 @@ class ClusterPool:
             raise
 
     def _take(self, message: Message) -> None:
+        if isinstance(message, OfAttempt) and message.attempt != self._attempt:
+            return
         if isinstance(message, Chunk):
             self._inbox.write(message)
             self._link.send(message.node, Ack())
-        elif isinstance(message, Exits) and message.attempt == self._attempt:
+        elif isinstance(message, Exits):
             stopped = isinstance(message, Stopped)
             # Ranks that ended by themselves did so before their node got the stop, however late it reports.
             now_ns = time.time_ns() if stopped or not self._asked_to_stop_ns else self._asked_to_stop_ns
             self._exits += self._timeline.place(message.exits, now_ns)
             if stopped:
                 self._working.discard(message.node)
-        elif isinstance(message, Snapshots | RequestWritten) and message.attempt == self._attempt:
+        elif isinstance(message, Snapshots | RequestWritten):
             self._owed[message.node] -= 1
             if not self._owed[message.node]:
                 self._answers[message.node] = message
         elif isinstance(message, LogText):
             self._say(message.text)
-        elif isinstance(message, Settled) and message.attempt == self._attempt:
+        elif isinstance(message, Settled):
             (self._settling or set()).discard(message.node)
-        elif isinstance(message, StepCounts) and message.attempt == self._attempt:
+        elif isinstance(message, StepCounts):
             self._steps[message.node] = message.steps
 
     def _pass_port_on(self) -> None:

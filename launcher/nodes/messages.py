@@ -82,13 +82,24 @@ class Tested(msgspec.Struct, frozen=True, tag=True):
     """The checks because of which no rank can be started on the node."""
 
 
+class OfAttempt(msgspec.Struct, frozen=True):
+    """A message that concerns the ranks of one attempt."""
+
+    attempt: int
+
+
+class FromNode(OfAttempt, frozen=True):
+    """A message about a node's ranks."""
+
+    node: int
+
+
 RankKind = Literal["workload", "program"]
 
 
-class StartRanks(msgspec.Struct, frozen=True, tag=True):
+class StartRanks(OfAttempt, frozen=True, tag=True):
     """Start these ranks."""
 
-    attempt: int
     name: str
     kind: RankKind
     """The kind of the ranks' work: a message names no code."""
@@ -100,10 +111,9 @@ class StartRanks(msgspec.Struct, frozen=True, tag=True):
     """Environment of the server that starts them."""
 
 
-class Port(msgspec.Struct, frozen=True, tag=True):
+class Port(OfAttempt, frozen=True, tag=True):
     """The port on which rank 0 listens."""
 
-    attempt: int
     content: bytes
 
 
@@ -114,47 +124,39 @@ class PreloadModules(msgspec.Struct, frozen=True, tag=True):
     if_harmless: bool = False
 
 
-class SnapshotRequest(msgspec.Struct, frozen=True, tag=True):
+class SnapshotRequest(OfAttempt, frozen=True, tag=True):
     """Take a snapshot of all ranks of the node."""
 
-    attempt: int
 
-
-class TracesWanted(msgspec.Struct, frozen=True, tag=True):
+class TracesWanted(OfAttempt, frozen=True, tag=True):
     """A request of `gpurun capture`: write it where the node's ranks find it.
 
     It is sent twice: the ranks of a workload agree on the newest request that any of them knows, so that all
     nodes must have written it before the first bell rings.
     """
 
-    attempt: int
     request: CaptureRequest
     rings: bool
     """Whether the ranks are to know of it now; that has no answer."""
 
 
-class Stop(msgspec.Struct, frozen=True, tag=True):
+class Stop(OfAttempt, frozen=True, tag=True):
     """End all ranks, and send their files."""
 
-    attempt: int
     grace_s: float
     signals: tuple[int, ...]
     """The signals that they get before SIGKILL."""
 
 
-class Settle(msgspec.Struct, frozen=True, tag=True):
+class Settle(OfAttempt, frozen=True, tag=True):
     """All ranks have ended well: wait for the processes that they have left, or let them go on."""
 
-    attempt: int
     waits: bool
     """Or whether `Stop` is to end them."""
 
 
-class Settled(msgspec.Struct, frozen=True, tag=True):
+class Settled(FromNode, frozen=True, tag=True):
     """A node has done that."""
-
-    attempt: int
-    node: int
 
 
 class LogText(msgspec.Struct, frozen=True, tag=True):
@@ -167,11 +169,9 @@ class Ack(msgspec.Struct, frozen=True, tag=True):
     """Node 0 has written a chunk."""
 
 
-class Exits(msgspec.Struct, frozen=True, tag=True):
+class Exits(FromNode, frozen=True, tag=True):
     """Ranks have ended by themselves."""
 
-    attempt: int
-    node: int
     exits: tuple[Exit, ...]
     """The exits by the clock of their own host."""
 
@@ -189,28 +189,22 @@ class Chunk(msgspec.Struct, frozen=True, tag=True):
     """Whether the file ends here."""
 
 
-class Snapshots(msgspec.Struct, frozen=True, tag=True):
+class Snapshots(FromNode, frozen=True, tag=True):
     """Snapshots of the node's ranks."""
 
-    attempt: int
-    node: int
     snapshots: tuple[RankSnapshot, ...]
 
 
-class RequestWritten(msgspec.Struct, frozen=True, tag=True):
+class RequestWritten(FromNode, frozen=True, tag=True):
     """The answer to `TracesWanted`."""
 
-    attempt: int
-    node: int
     problem: str
     """Why it could not be; empty: it is."""
 
 
-class StepCounts(msgspec.Struct, frozen=True, tag=True):
+class StepCounts(FromNode, frozen=True, tag=True):
     """How many steps the node's ranks have completed; only whether this changes matters."""
 
-    attempt: int
-    node: int
     steps: tuple[int, ...]
 
 

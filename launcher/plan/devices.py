@@ -234,11 +234,11 @@ def _inventory(kind: Accelerator, machine: MachineLike) -> str:
     return f"this machine has {', '.join(names)}"
 
 
-def node_of(machine: MachineLike, host: str = "localhost", address: str = "", interface: str = "") -> Node:
+def node_of(machine: MachineLike, host: str = "localhost") -> Node:
     """The machine as a node."""
     known = [field.name for field in fields(NodeGpu)]
     gpus = tuple(NodeGpu(*(getattr(gpu, name) for name in known)) for gpu in machine.gpus)
-    return Node(host, address, interface, machine.cpu_cores, gpus, machine.topology, tuple(machine.notes))
+    return Node(host, "", "", machine.cpu_cores, gpus, machine.topology, tuple(machine.notes))
 
 
 def assumed_nodes(machine: MachineLike, num_nodes: int) -> tuple[Node, ...]:
