@@ -109,9 +109,9 @@ def device_words(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 
 def workload_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Built-in workloads."""
-    from gpurun.launcher.jobfile.kinds import builtin_workloads
+    from gpurun.workloads.registry import BUILTINS
 
-    return [name for name in builtin_workloads() if name.startswith(incomplete)]
+    return [name for name in BUILTINS if name.startswith(incomplete)]
 
 
 def matching(incomplete: str, *patterns: str) -> list[CompletionItem]:

@@ -114,11 +114,6 @@ def variant_kind(strategy: str, workload: str) -> JobKind:
 _PACKAGES = Path(gpurun.__file__).parents[1]
 
 
-def builtin_workloads() -> Mapping[str, str]:
-    """Name and summary of every built-in workload."""
-    return {name: builtin.summary for name, builtin in BUILTINS.items()}
-
-
 def no_such_builtin(name: str) -> tuple[str, str]:
     """The message and the hint for a name that no built-in workload has."""
     hint = did_you_mean(name, BUILTINS) or f"built-in workloads: {', '.join(BUILTINS)}"

@@ -236,10 +236,11 @@ def _known(names: tuple[str, ...]) -> tuple[str, ...]:
     Raises:
         SpecError: one is not.
     """
-    from gpurun.launcher.jobfile.kinds import builtin_workloads, no_such_builtin
+    from gpurun.launcher.jobfile.kinds import no_such_builtin
+    from gpurun.workloads.registry import BUILTINS
 
     for name in names:
-        if name not in builtin_workloads():
+        if name not in BUILTINS:
             raise SpecError(Problem(*no_such_builtin(name)))
     return names
 

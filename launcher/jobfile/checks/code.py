@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.launcher.errors import Problem
-from gpurun.launcher.jobfile.kinds import builtin_workloads, no_such_builtin, workload_kind
+from gpurun.launcher.jobfile.kinds import no_such_builtin, workload_kind
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.params import (
     Param,
@@ -246,14 +246,14 @@ def _mistakes_of(draft: Draft, job_dir: Path, place: KeyPath) -> Iterator[Proble
     assert spec.workload is not None
     yield from function_mistakes(spec, job_dir, place)
     yield from _wrong_params(draft, _signature(spec.workload, job_dir))
-    if spec.workload in builtin_workloads() and not workload_kind(spec.workload).trains:
+    if spec.workload in BUILTINS and not workload_kind(spec.workload).trains:
         yield from _wrong_for_micro_benchmarks(draft, BUILTINS[spec.workload], place)
 
 
 def function_mistakes(spec: JobSpec, job_dir: Path, place: KeyPath) -> Iterator[Problem]:
     """A workload that isn't there, by its source; nothing is said of its params."""
     source, colon, function = str(spec.workload).rpartition(":")
-    if not colon and spec.workload not in builtin_workloads():
+    if not colon and spec.workload not in BUILTINS:
         yield spec.problem(place, *no_such_builtin(str(spec.workload)))
     elif source.endswith(".py") and not is_file(job_dir / source):
         yield spec.problem(place, _no_file(source), _near_file(source, job_dir))
@@ -273,7 +273,7 @@ def params_taken(workload: str | None, job_dir: Path) -> Sequence[str]:
 
 def _signature(workload: str, job_dir: Path) -> Signature | None:
     source, _, function = workload.rpartition(":")
-    if function in builtin_workloads() and not source:
+    if function in BUILTINS and not source:
         return signature_of_builtin(function)
     module = _module_of(source, job_dir) if source else None
     return signature_of(module, function) if module else None
@@ -446,7 +446,7 @@ def find_missing_files(draft: Draft, job_dir: Path) -> Iterator[Problem]:
     A job for several nodes is left to them: each has its own, and this one may have none.
     """
     spec = draft.spec
-    if spec.is_on_nodes or any(name not in builtin_workloads() for _, name in draft.placed("workload")):
+    if spec.is_on_nodes or any(name not in BUILTINS for _, name in draft.placed("workload")):
         return
     for place, given in given_params(draft):
         for name, text in _missing_files(given, job_dir):
@@ -482,7 +482,7 @@ def _wrong_values(
     for mistake in wrong:
         at_place = spec.key_problem if mistake.is_unknown else spec.problem
         yield at_place((*place, mistake.name), mistake.message, mistake.hint)
-    if spec.workload in builtin_workloads():
+    if spec.workload in BUILTINS:
         known = given.keys() - {mistake.name for mistake in wrong}
         for param in signature.params:
             if param.name in known:

@@ -10,7 +10,6 @@ from gpurun.launcher.jobfile.kinds import (
     KIND_KEYS,
     PROGRAM_KEYS,
     JobKind,
-    builtin_workloads,
     default_batch,
     is_workload,
 )
@@ -34,6 +33,7 @@ from gpurun.launcher.machine.accelerators import Accelerator, accelerator_of, pr
 from gpurun.launcher.splits import is_same_split, parts_of
 from gpurun.launcher.strategies import strategy_named
 from gpurun.launcher.units import plural
+from gpurun.workloads.registry import BUILTINS
 
 
 def _named_devices(devices: Devices, nodes: Nodes) -> tuple[str, ...] | None:
@@ -134,7 +134,7 @@ def _foreign_lists(draft: Draft, num_devices: int) -> Iterator[Problem]:
 
 
 def _per_device_params(workload: str | None) -> Iterator[str]:
-    if workload is None or workload not in builtin_workloads():
+    if workload is None or workload not in BUILTINS:
         return
     signature = signature_of_builtin(workload)
     yield from (param.name for param in signature.params if param.is_per_device) if signature else ()

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.jobfile.kinds import builtin_file, builtin_workloads
+from gpurun.launcher.jobfile.kinds import builtin_file
 from gpurun.launcher.jobfile.load import check_source, load_job
 from gpurun.launcher.jobfile.params import (
     MAX_BYTES,
@@ -200,7 +200,7 @@ def test_a_modules_function_is_looked_for_in_its_source(tmp_path: Path, workload
     assert not {"train", "lib"} & sys.modules.keys()
 
 
-@pytest.mark.parametrize("name", sorted(builtin_workloads()))
+@pytest.mark.parametrize("name", sorted(BUILTINS))
 def test_the_source_of_a_builtin_shows_what_the_function_takes(name: str) -> None:
     module = known(read_module(builtin_file(name)))
     signature = known(signature_of(module, BUILTINS[name].function))
@@ -338,7 +338,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def test_the_catalogue_has_every_workload_and_every_parameter() -> None:
     entries = {entry.name: entry for entry in catalogue()}
-    assert entries.keys() == builtin_workloads().keys()
+    assert entries.keys() == BUILTINS.keys()
     assert all(entry.bound_by and entry.about and entry.summary for entry in entries.values())
     assert all(param.meaning and param.default for entry in entries.values() for param in entry.params)
     assert entries["gpt"].params[0].default == "'tiny'"
@@ -375,7 +375,7 @@ def test_listing_needs_no_torch() -> None:
     """)
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, cwd=ROOT)
     listed = json.loads(done.stdout)
-    assert [entry["name"] for entry in listed["workloads"]] == list(builtin_workloads())
+    assert [entry["name"] for entry in listed["workloads"]] == list(BUILTINS)
 
 
 def test_defaults_are_in_the_signature() -> None:
