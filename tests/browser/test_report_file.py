@@ -9,6 +9,7 @@ from playwright.sync_api import Browser, expect
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.rundir.files import RunDir, read_json
 from gpurun.launcher.tensorboard_plugin.html import render_html
+from tests.browser.conftest import OpenTab
 from tests.browser.pages import watched_page
 from tests.browser.samples.odd_runs import write_hostile
 from tests.browser.samples.sample_runs import (
@@ -86,6 +87,31 @@ def test_its_timeline_zooms_selects_and_searches(browser: Browser, report: Path)
         page.keyboard.type("gelu")
         page.keyboard.press("Enter")  # before the search has been answered, or even asked for
         expect(page.locator(".matches").first).to_contain_text("1 of ")
+
+
+NEIGHBOURS = """async (groups) => {
+    const { FileSource } = await import(new URL('plugin/gpurun/static/report.js', location.href));
+    const lane = { lane: 0, row: [], id: [], start_ns: [], end_ns: [], name: [], class: [] };
+    const links = groups.map((group, id) => {
+        for (const key of ['row', 'name', 'class']) lane[key].push(0);
+        for (const key of ['id', 'start_ns']) lane[key].push(id);
+        lane.end_ns.push(id + 1);
+        return { collective: id, kind: '', group, label: '', parts: [[0, 0, 0, id, id, id, id + 1]] };
+    });
+    const meta = { classes: ['transfer'], steps: [], ranks: [{ rank: 0, lanes: [{ lane: 0, label: '' }] }] };
+    const window = { names: [''], labels: [''], lanes: [lane], links };
+    const source = new FileSource({ timelines: { one: { meta, window } } });
+    return Promise.all(groups.map(async (_, id) => {
+        const { collective } = await source.get('timeline/event', { variant: 'one', id });
+        return [collective.group, collective.previous, collective.next];
+    }));
+}"""
+
+
+@pytest.mark.slow
+def test_its_collectives_lead_to_those_of_their_group(open_tab: OpenTab) -> None:
+    found = open_tab("one").page.evaluate(NEIGHBOURS, ["tp", "dp", "tp", None, "dp"])
+    assert found == [["tp", None, 2], ["dp", None, 4], ["tp", 0, None], [None, None, None], ["dp", 1, None]]
 
 
 @pytest.mark.slow

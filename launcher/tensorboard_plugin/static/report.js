@@ -205,8 +205,8 @@ class StoredTimeline {
 
   /** @param {Link} link @returns {CollectiveAnswer} */
   collective(link) {
-    const { links } = this.data.window;
-    const at = links.indexOf(link);
+    const ofGroup = this.data.window.links.filter((one) => one.group === link.group);
+    const at = ofGroup.indexOf(link);
     const ranks = link.parts.map(([rank, , , id, start, from, end]) => ({
       rank,
       id,
@@ -218,14 +218,14 @@ class StoredTimeline {
     return {
       collective: link.collective,
       kind: link.kind,
-      group: null,
+      group: link.group,
       seq: null,
       bytes: null,
       bus_gb_per_s: null,
       last_rank: late.rank,
       ranks,
-      next: links[at + 1]?.collective ?? null,
-      previous: links[at - 1]?.collective ?? null,
+      next: ofGroup[at + 1]?.collective ?? null,
+      previous: ofGroup[at - 1]?.collective ?? null,
     };
   }
 

@@ -640,6 +640,7 @@ type LinkPart = [
 interface Link {
   collective: number;
   kind: string | null;
+  group: string;
   label: string;
   parts: LinkPart[];
 }

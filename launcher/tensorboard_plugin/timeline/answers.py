@@ -186,7 +186,8 @@ def _longest(index: Index, numbers: Int64, num_parts: Int64, shortest_ns: int) -
 def _link(index: Index, number: int, first: int, last: int) -> dict[str, Any]:
     facts = index.header.collectives[number]
     parts = [_part(index, part) for part in index.number_order[first:last].tolist()]
-    return {"collective": number, "kind": facts.kind, "label": f"#{facts.seq}", "parts": parts}
+    what = {"kind": facts.kind, "group": facts.group, "label": f"#{facts.seq}"}
+    return {"collective": number, **what, "parts": parts}
 
 
 def _part(index: Index, part: int) -> list[int]:

@@ -189,6 +189,7 @@ def test_links_join_the_ranks_of_a_collective(index: Index) -> None:
         (1, 50_000, 80_000, 100_000),
     ]
     assert [index.lane(part[1]).label for part in link["parts"]] == ["stream 20 comm"] * 2
+    assert link["group"] == index.header.collectives[0].group
 
 
 @pytest.mark.parametrize("part", [0, 1])
