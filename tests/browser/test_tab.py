@@ -194,6 +194,36 @@ SHADE_BOUNDS = """async (waits) => {
     return heat.shadeBounds(waits).map((bound) => Number(bound.toFixed(6)));
 }"""
 
+STEP_AXIS = """async (steps) => {
+    const { drawHeat } = await import(new URL('plugin/gpurun/static/where/heat.js', location.href));
+    const rank = (rank) => ({
+        rank, device: `cuda:${rank}`, typical: { exposed_wait_ms: rank },
+        steps: steps.slice(rank === 8).map((step) => ({ step, exposed_wait_ms: rank })),
+    });
+    const host = document.body.appendChild(document.createElement('div'));
+    drawHeat(host, {}, { label: 'ddp', ranks: [] }, [...Array(9).keys()].map(rank));
+    const names = [...host.querySelectorAll('.step-axis span')].map((one) => one.textContent);
+    host.remove();
+    return names;
+}"""
+TRACED_STEPS = """async (ranks) => {
+    const { tracedSteps } = await import(new URL('plugin/gpurun/static/where/strip.js', location.href));
+    const step = ([step, span_ms]) => ({ step, span_ms });
+    return tracedSteps(ranks.map((steps) => ({ steps: steps.map(step) })));
+}"""
+
+
+@pytest.mark.slow
+def test_steps_have_the_numbers_that_the_trace_has(tab: Tab) -> None:
+    numbers = [4, 5, 6, 14, 15, 16]
+    assert tab.page.evaluate(STEP_AXIS, numbers) == [f"step {number}" for number in numbers]
+    ranks = [[(4, 10), (5, 30), (6, 10)], [(5, 20), (6, 40), (7, 12)]]
+    assert tab.page.evaluate(TRACED_STEPS, ranks) == {
+        "number": [4, 5, 6, 7],
+        "round": [0, 0, 0, 0],
+        "step_ms": [10, 30, 40, 12],
+    }
+
 
 @pytest.mark.slow
 def test_sixty_four_ranks_show_the_one_all_wait_for(open_tab: OpenTab) -> None:

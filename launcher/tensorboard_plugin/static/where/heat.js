@@ -206,8 +206,8 @@ function nameMarks(rows) {
 
 /** @param {RankWaits[]} rows */
 function stepAxis(rows) {
-  const steps = Math.max(...rows.map((row) => row.waits.length));
-  const first = rows[0].steps[0] ?? 0;
+  const longest = rows.reduce((a, b) => (b.waits.length > a.waits.length ? b : a));
+  const steps = longest.waits.length;
   const every = roundStep(steps / 8) < 1 ? 1 : roundStep(steps / 8);
   const ticks = Array.from({ length: Math.ceil(steps / every) }, (_, index) => index * every);
   return el(
@@ -217,7 +217,7 @@ function stepAxis(rows) {
       el(
         'span',
         { style: { left: `${(100 * (tick + 0.5)) / steps}%` } },
-        hasSteps(rows) ? `step ${number(first + tick)}` : 'whole trace',
+        longest.steps.length ? `step ${number(longest.steps[tick])}` : 'whole trace',
       ),
     ),
   );

@@ -181,11 +181,14 @@ export function fillStrips(grid, app, blocks, steps) {
  * @returns {DrawnSteps}
  */
 export function tracedSteps(ranks) {
-  const steps = ranks[0].steps ?? [];
-  const spans = steps.map((_, index) => Math.max(...ranks.map((rank) => rank.steps[index]?.span_ms ?? 0)));
+  /** @type {Map<number, number>} */
+  const spans = new Map();
+  for (const { step, span_ms: ms } of ranks.flatMap((rank) => rank.steps))
+    spans.set(step, Math.max(ms, spans.get(step) ?? 0));
+  const sorted = [...spans].sort(([a], [b]) => a - b);
   return {
-    number: steps.map((one) => one.step),
-    round: steps.map(() => 0),
-    step_ms: spans,
+    number: sorted.map(([step]) => step),
+    round: sorted.map(() => 0),
+    step_ms: sorted.map(([, ms]) => ms),
   };
 }
