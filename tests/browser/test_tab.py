@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Route, expect
 from gpurun.launcher.rundir.claim import read
 from gpurun.launcher.rundir.files import RunDir, write_json
 from tests.browser.conftest import OpenTab
-from tests.browser.pages import VIEWS, Tab, plain, watched_page
+from tests.browser.pages import ENTRY, VIEWS, Tab, plain, watched_page
 from tests.browser.samples.odd_runs import advance
 from tests.browser.samples.sample_runs import FASTEST, write_steps
 from tests.whole import first
@@ -187,6 +187,18 @@ def test_the_parts_of_a_step_add_up_to_it(open_tab: OpenTab) -> None:
     tab = open_tab("gpt")
     parts = tab.page.evaluate(TRACED_PARTS, {"span_ms": 36.0, **figures})
     assert (parts["input"], parts["idle"], sum(parts.values())) == (9.0, 3.0, 36.0)
+
+
+@pytest.mark.slow
+def test_a_run_that_could_not_be_loaded_is_loaded_when_tried_again(tab: Tab) -> None:
+    tab.watched.blank()
+    tab.page.route("**/run?*", lambda route: route.abort())
+    tab.page.goto(f"{tab.url}{ENTRY}#run=gpt")
+    expect(tab.find("[data-state=failed]")).to_contain_text("This view could not be loaded.")
+    tab.page.unroute("**/run?*")
+    tab.find("button", has_text="Try again").click()
+    tab.drawn("splits")
+    tab.watched.faults.clear()  # the browser's own message about the request
 
 
 SHADE_BOUNDS = """async (waits) => {

@@ -39,6 +39,7 @@ export class App {
     this.state = state;
     /** @type {RunEntry[]} */
     this.runs = [];
+    this.runsVersion = '';
     /** @type {Run | null} */
     this.run = null;
     /** @type {View | null} */
@@ -91,8 +92,9 @@ export class App {
   async look() {
     let waitMs = RUNNING_MS;
     try {
-      const answer = await this.source.getChanged('runs');
-      if (answer) await this.found(answer);
+      const answer = await this.source.get('runs');
+      if (answer.version !== this.runsVersion) await this.found(answer);
+      this.runsVersion = answer.version; // of what is shown: after a failure all is asked for again
       waitMs = this.run?.isRunning ? RUNNING_MS : 1000 * this.reloadS;
     } catch (error) {
       if (!this.run) failedState(this.main, messageOf(error), () => this.look());

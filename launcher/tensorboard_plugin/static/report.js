@@ -88,11 +88,6 @@ export class FileSource {
     return { variants: Object.fromEntries(known.map((id) => [id, this.data.steps[id]])) };
   }
 
-  /** @param {'runs'} route */
-  getChanged(route) {
-    return this.get(route);
-  }
-
   /**
    * @template {TracedRoute} R
    * @param {R} route

@@ -27,8 +27,6 @@ export class HttpSource {
   constructor(base) {
     this.base = base;
     this.live = true;
-    /** @type {Map<string, string>} */
-    this.tags = new Map();
   }
 
   /**
@@ -55,21 +53,6 @@ export class HttpSource {
   async get(route, parameters = {}, signal = undefined) {
     const response = await this.request(this.url(route, parameters), { signal });
     return response.json();
-  }
-
-  /**
-   * The answer, or `null` if nothing has changed since the last time it was asked for.
-   * @param {'runs'} route
-   * @param {Asked} [parameters]
-   * @param {AbortSignal} [signal]
-   * @returns {Promise<RunsAnswer | null>}
-   */
-  async getChanged(route, parameters = {}, signal = undefined) {
-    const address = this.url(route, parameters);
-    const answer = await this.get(route, parameters, signal);
-    const same = answer.version != null && this.tags.get(address.href) === answer.version;
-    this.tags.set(address.href, answer.version);
-    return same ? null : answer;
   }
 
   /** @param {keyof Routes} route @param {Asked} [parameters] @param {AbortSignal} [signal] */

@@ -790,7 +790,6 @@ interface Source {
   /** The views that it has answers for; all if absent. */
   views?: string[];
   get<R extends keyof Routes>(route: R, parameters?: Asked, signal?: AbortSignal): Promise<Routes[R]>;
-  getChanged(route: 'runs'): Promise<RunsAnswer | null>;
   ready<R extends TracedRoute>(
     route: R,
     parameters: Asked,
