@@ -56,19 +56,17 @@ def progress_answer(listed: Listed, devices: LiveDevices) -> dict[str, Any]:
     rows = [
         _variant(listed, each) for each in (plan.variants if plan else ())[:MAX_VARIANTS] if is_name(each.id)
     ]
-    live = devices.of(read_host(listed)) if now == "running" else []
-    return {
-        "version": version(now, stage, rows, live),
+    found = {
         "status": now,
         "headline": _without_figures(listed, plan, now) if plan else None,
         "details": RANKED_LATER if now == "running" else None,
-        "time_s": time_s,
         "stage": stage,
         "done": 1.0 if now == "done" else done,
-        "seconds_left": _seconds_left(events, done, time_s) if now == "running" else None,
         "variants": _with_status(listed, rows, stage),
-        "live": live,
+        "live": devices.of(read_host(listed)) if now == "running" else [],
     }
+    seconds_left = _seconds_left(events, done, time_s) if now == "running" else None
+    return {"version": version(found), "time_s": time_s, "seconds_left": seconds_left, **found}
 
 
 def _without_figures(listed: Listed, plan: Plan, now: str) -> str | None:

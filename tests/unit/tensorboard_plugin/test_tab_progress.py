@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -82,7 +82,7 @@ def begun(path: Path) -> RunDir:
     return run
 
 
-def answer(run: RunDir) -> dict[str, object]:
+def answer(run: RunDir) -> dict[str, Any]:
     return progress_answer(own(run), LiveDevices())
 
 
@@ -181,6 +181,31 @@ def test_it_changes_with_what_is_written(run: RunDir) -> None:
     assert answer(run)["version"] == before["version"]
     append_lines(run.steps(IDS[0], 0), [StepRecord("02-ddp-2", 6, 0, 0, "timed", 7, {}, None)])
     assert answer(run)["version"] != before["version"]
+
+
+def test_it_changes_with_what_a_run_elsewhere_comes_to(run: RunDir) -> None:
+    """Nothing is known of its devices."""
+    write_json(run.host, {"hostname": "another machine"})
+    shown = [answer(run)]
+    append_lines(run.events("02-ddp-2"), [Event(time.time_ns(), "round", IDS[1], 6, 10)])
+    results = tuple(replace(COMPARISON.variants[0], id=name) for name in IDS)
+    write_json(run.comparison, replace(COMPARISON, complete=False, variants=results))
+    shown.append(answer(run))
+    assert [each["status"] for each in shown] == ["running", "running"]
+    assert shown[0]["stage"] == shown[1]["stage"]
+    assert [each["headline"] is None for each in shown] == [False, True]
+    assert [each["variants"][0]["status"] for each in shown] == ["planned", "ok"]
+    assert shown[0]["version"] != shown[1]["version"]
+
+
+def test_the_share_that_is_done_changes_it(run: RunDir) -> None:
+    write_json(run.host, {"hostname": "another machine"})
+    shown = [answer(run)]
+    plan = run.read(run.plan, Plan)
+    write_json(run.plan, replace(plan, launches=tuple(replace(each, rounds=20) for each in plan.launches)))
+    shown.append(answer(run))
+    assert shown[0]["done"] != shown[1]["done"]
+    assert shown[0]["version"] != shown[1]["version"]
 
 
 def test_before_the_first_variant_is_done_the_plan_is_shown(run: RunDir) -> None:
