@@ -14,7 +14,9 @@ from typing import Any
 from werkzeug.test import Client
 
 from benchmarks.fuzz.rundir import RECORDED, SECRET
+from gpurun.launcher.tensorboard_plugin.answers.operators import KINDS
 from gpurun.launcher.tensorboard_plugin.plugin import GpurunPlugin
+from gpurun.launcher.trace.model import TABLES
 
 COUNT = 50_000
 METHODS = ("GET",) * 6 + ("HEAD", "POST", "PUT", "DELETE", "OPTIONS", "BREW")
@@ -43,7 +45,9 @@ USUAL: Mapping[str, tuple[str, ...]] = {
     "to_ns": ("1000000", "90000000"),
     "width_px": ("16", "800"),
     "lanes": ("0", "0,1", "1,1,0"),
-    "kind": ("operators", "kernels"),
+    "kind": KINDS,
+    "table": TABLES,
+    "step": ("1", "2"),
     "q": ("gemm", "all", "a"),
     "id": ("0", "17"),
     "collective": ("0", "3"),
