@@ -71,7 +71,7 @@ lint: setup $(NODE_MODULES) ## ruff, ruff format, mypy --strict; of the tab's mo
 	$(BIN)/node node_modules/eslint/bin/eslint.js --max-warnings 0
 	$(BIN)/node node_modules/typescript/bin/tsc
 
-bench: setup ## Run the benchmarks and print their tables (some minutes)
+bench: setup ## Run the benchmarks and print their tables (more than an hour)
 	$(BIN)/python -m benchmarks
 
 fuzz: setup ## Try what strangers may send: thousands of damaged jobs, traces, runs, messages and requests
