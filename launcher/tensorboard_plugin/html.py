@@ -1,4 +1,4 @@
-"""Splits, where time goes and the timeline as one HTML file: the TensorBoard tab's own page and its data.
+"""Splits, search, where time goes and timeline as one HTML file: the TensorBoard tab's own page and data.
 
 The file asks for nothing: its one script, which holds all modules, is allowed by its hash, its data is
 gzipped JSON, and its content-security policy forbids everything else. It opens from disk and can be mailed.

@@ -1,4 +1,4 @@
-// The first three views as one file: the same page over answers that are in the file itself.
+// Four views as one file: the same page over answers that are in the file itself.
 
 import { App } from './app.js';
 import { el } from './shared/dom.js';
