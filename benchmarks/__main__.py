@@ -5,7 +5,6 @@ of `gpurun improve`, which take hours."""
 import argparse
 import importlib
 import sys
-from pathlib import Path
 
 MODULES = (
     "cost.startup",
@@ -38,25 +37,22 @@ MODULES = (
 NAMES = {module.rpartition(".")[2]: f"benchmarks.{module}" for module in MODULES}
 """Modules by the names that the command line has for them."""
 
+OWN = {
+    "fuzz": "benchmarks.fuzz",
+    "launcher_tests": "benchmarks.faults.launcher_tests",
+    "improve": "benchmarks.verdicts.improve",
+    "corpus": "benchmarks.traces.corpus",
+}
+"""Those that take arguments of their own, and aren't among all."""
+
 TAKE = {"times": ("jobs", "engines"), "only": ("engines",), "since": ("engines",)}
 """The benchmarks that take an option."""
 
 
 def main() -> None:
     """Runs the benchmarks one after the other; each writes its own section of RESULTS.md."""
-    if sys.argv[1:2] == ["fuzz"]:
-        importlib.import_module("benchmarks.fuzz").main(sys.argv[2:])
-        return
-    if sys.argv[1:2] == ["launcher_tests"]:
-        importlib.import_module("benchmarks.faults.launcher_tests").main(sys.argv[2:])
-        return
-    if sys.argv[1:2] == ["improve"]:
-        importlib.import_module("benchmarks.verdicts.improve").main(sys.argv[2:])
-        return
-    if sys.argv[1:2] == ["corpus"]:
-        if len(sys.argv) != 3:
-            sys.exit("name the directory of the traces: python -m benchmarks corpus DIR")
-        importlib.import_module("benchmarks.traces.corpus").main(Path(sys.argv[2]))
+    if sys.argv[1:2] and sys.argv[1] in OWN:
+        importlib.import_module(OWN[sys.argv[1]]).main(sys.argv[2:])
         return
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; without one, all")

@@ -6,7 +6,7 @@ says why not.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -37,9 +37,11 @@ class Source:
     path: str
 
 
-def main(directory: Path) -> None:
-    """Reads all traces, and writes the section "Public traces"."""
-    rows, facts = [], machine_facts()
+def main(words: Sequence[str]) -> None:
+    """Reads all traces of a directory, and writes the section "Public traces"."""
+    if len(words) != 1:
+        raise SystemExit("name the directory of the traces: python -m benchmarks corpus DIR")
+    directory, rows, facts = Path(words[0]), [], machine_facts()
     for path in sorted(each for each in directory.rglob("*") if each.name.endswith(SUFFIXES)):
         source = _source(path.relative_to(directory))
         outcome = _outcome(path)
