@@ -26,7 +26,7 @@ from gpurun.launcher.compare.figures.recorded import step_numbers
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.claim import Running
-from gpurun.launcher.rundir.files import RunDir, open_file
+from gpurun.launcher.rundir.files import RunDir, decoded_portion, open_file
 from gpurun.launcher.rundir.improvement import Improvement
 from gpurun.launcher.rundir.paths import IMPROVEMENT, Stamp, rank_files, stamp_of
 from gpurun.launcher.rundir.records import StepRecord
@@ -520,21 +520,10 @@ def _timed_by_rank(listed: Listed, variant: str) -> tuple[dict[int, Mapping[Key,
     found: dict[int, Mapping[Key, float]] = {}
     first: list[StepRecord] = []
     for rank, path in files:
-        records = decode(read_end(listed.root, path, share), StepRecord)
+        records = decoded_portion(read_end(listed.root, path, share), msgspec.json.Decoder(StepRecord))
         first = records if not found else first
         found[rank] = timed(records)
     return found, first
-
-
-def decode(lines: bytes, kind: type[T]) -> list[T]:
-    """The records; lines that are damaged are left out."""
-    decoder, found = msgspec.json.Decoder(kind), []
-    for line in lines.splitlines():
-        try:
-            found.append(decoder.decode(line))
-        except (msgspec.MsgspecError, UnicodeError, RecursionError):
-            continue
-    return found
 
 
 def timed(records: Sequence[StepRecord]) -> Mapping[Key, float]:

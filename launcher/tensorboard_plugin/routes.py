@@ -207,13 +207,8 @@ def progress(server: TabServer, query: Query) -> Answer:
     return progress_answer(server.run(query), server.devices)
 
 
-def is_ours(server: TabServer, query: Query) -> bool:
-    """Whether gpurun itself recorded the run; a directory of traces may come from anywhere."""
-    return server.run(query).kind == "gpurun"
-
-
 def breakdown(server: TabServer, query: Query) -> Answer:
-    ours = is_ours(server, query)
+    ours = server.run(query).kind == "gpurun"
     return with_index(server, query, lambda index: breakdown_answer(index.header, ours))
 
 
@@ -225,7 +220,7 @@ def operators(server: TabServer, query: Query) -> Answer:
         if not isinstance(other, Index):
             return state_answer(other)
         against = other.header
-    ours = is_ours(server, query)
+    ours = server.run(query).kind == "gpurun"
 
     def answer(index: Index) -> Answer:
         late = None if ours else index.header.straggler

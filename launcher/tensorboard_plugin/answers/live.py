@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
 from gpurun.launcher.compare.headline import nothing_measured
@@ -19,6 +20,7 @@ from gpurun.launcher.machine.gpus.gpu import Gpu
 from gpurun.launcher.plan.model import Launch, Plan, Variant
 from gpurun.launcher.run.attempts import attempts
 from gpurun.launcher.run.progress_line import stage_text
+from gpurun.launcher.rundir.files import decoded_portion
 from gpurun.launcher.rundir.paths import is_name, rank_files, stamp_of
 from gpurun.launcher.rundir.records import Event, StepRecord
 from gpurun.launcher.tensorboard_plugin.answers.sentences import NOT_RANKED_YET, RANKED_LATER
@@ -27,7 +29,6 @@ from gpurun.launcher.tensorboard_plugin.logdir import (
     MAX_RANKS,
     Kept,
     Listed,
-    decode,
     inside,
     read_comparison,
     read_end,
@@ -100,7 +101,9 @@ _EVENTS, _LATEST = Kept(16 * EVENT_BYTES), Kept(16 * MAX_BYTES)
 
 def _kept_events(root: Path, path: Path) -> list[Event]:
     found: list[Event] = _EVENTS.get(
-        (root, path), stamp_of(path), lambda: decode(read_end(root, path, EVENT_BYTES), Event)
+        (root, path),
+        stamp_of(path),
+        lambda: decoded_portion(read_end(root, path, EVENT_BYTES), msgspec.json.Decoder(Event)),
     )
     return found
 
@@ -195,7 +198,7 @@ def _latest(root: Path, path: Path) -> dict[str, Any]:
     """The latest timed steps of a rank."""
     content = read_end(root, path, MAX_BYTES)
     total = content.count(b'"kind":"timed"')
-    latest = decode(content[-TAIL_BYTES:], StepRecord)
+    latest = decoded_portion(content[-TAIL_BYTES:], msgspec.json.Decoder(StepRecord))
     records = [each for each in latest if each.kind == "timed"][-MAX_STEPS:]
     peaks = [each.peak_bytes for each in records if each.peak_bytes is not None]
     return {

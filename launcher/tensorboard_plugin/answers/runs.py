@@ -180,6 +180,7 @@ def run_answer(listed: Listed, comparison: Comparison | None = None) -> dict[str
         comparison: what the run found out; by default what its `comparison.json` says.
     """
     comparison = comparison or read_comparison(listed)
+    findings = comparison.findings if comparison and comparison.is_current else ()
     host = read_host(listed)
     return {
         "version": run_version(listed),
@@ -191,7 +192,7 @@ def run_answer(listed: Listed, comparison: Comparison | None = None) -> dict[str
         "host": {**host, "gpus": recorded_gpus(host)} if "gpus" in host else host,
         "system": system_line(host, comparison),
         **_conclusion(listed, comparison),
-        "alerts": dangers(comparison) if comparison and comparison.is_current else [],
+        "alerts": screen_of(findings, len(findings)).dangers,
         "facts": detail_lines(comparison) if comparison else [],
         "knee": {"some": KNEE, "none": NO_KNEE},
         "compare": comparison.variants[0].kind.example if comparison and comparison.variants else None,
@@ -237,11 +238,6 @@ def _conclusion(listed: Listed, comparison: Comparison | None) -> dict[str, str 
     shown = with_next_step(comparison, listed.path.name) if is_stopped else comparison
     after = lines_after(screen_of(shown.findings))
     return {"headline": comparison.headline, "details": "\n".join(after)}
-
-
-def dangers(comparison: Comparison) -> tuple[str, ...]:
-    """Sentences to read before any figure."""
-    return screen_of(comparison.findings, len(comparison.findings)).dangers
 
 
 def steps_answer(listed: Listed, chosen: Sequence[str]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from gpurun.launcher.tensorboard_plugin.timeline.format import (
     short_name,
 )
 from gpurun.launcher.trace.explain import whole_ranks
-from gpurun.launcher.trace.intervals import Int64, Intervals, union
+from gpurun.launcher.trace.intervals import Int64, union
 from gpurun.launcher.trace.model import RankTrace
 from gpurun.launcher.units import format_ms, format_number
 
@@ -436,15 +436,12 @@ def _self_ns(index: Index, lane: int, row: int, start: int, end: int) -> int:
 
 def _exposed_ns(index: Index, rank: int, start: int, end: int) -> int:
     """The part of a communication during which the rank doesn't compute."""
-    return end - start - moments(index, rank, BlockKind.COMPUTE).clip(start, end).length_ns
-
-
-def moments(index: Index, rank: int, kind: BlockKind) -> Intervals:
-    """When the rank's device was in `kind` and in no kind of higher priority."""
     first, last = index.header.moments[rank]
-    chosen = index.columns["moment_kind"][first:last] == kind
-    column = index.columns
-    return union(column["moment_start"][first:last][chosen], column["moment_end"][first:last][chosen])
+    kind, starts, ends = (
+        index.columns[name][first:last] for name in ("moment_kind", "moment_start", "moment_end")
+    )
+    computes = kind == BlockKind.COMPUTE
+    return end - start - union(starts[computes], ends[computes]).clip(start, end).length_ns
 
 
 def _brief(index: Index, entry: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,14 +115,10 @@ def _replace(directory: Path, target: Path) -> None:
 
 def _sweep(home: Path, key: str) -> None:
     """Removes indexes of older versions of the traces, and leftovers of dead builds."""
-    for directory in _others(home, key):
+    for directory in [each for each in home.iterdir() if each.name != key and each.is_dir()]:
         is_new = directory.name.startswith(_NEW)
         if not is_new or time.time() - directory.stat().st_mtime > ABANDONED_S:
             shutil.rmtree(directory, ignore_errors=True)
-
-
-def _others(home: Path, key: str) -> Sequence[Path]:
-    return [each for each in home.iterdir() if each.name != key and each.is_dir()]
 
 
 def _evict(cache: Path, newest: Path) -> None:

@@ -171,7 +171,8 @@ def run_child(
         report: called with the number of a file and how many of its bytes have been read.
         limit_s: a process that takes longer is killed.
     """
-    process = _start()
+    # With the server's stderr: a traceback is a bug of ours, for the server's user.
+    process = subprocess.Popen(helper_argv(ENTRY), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     timer = threading.Timer(limit_s, process.kill)
     timer.daemon = True  # it must not keep a server from ending
     timer.start()
@@ -197,11 +198,6 @@ def run_child(
     )
     text = f"the process that reads the traces ended with {process.returncode}, {reason}"
     return last.problems or (UnreadableFile(traces.directory.name, None, text),)
-
-
-def _start() -> subprocess.Popen[bytes]:
-    """Starts a worker with the server's stderr: its traceback is a bug of ours, for the server's user."""
-    return subprocess.Popen(helper_argv(ENTRY), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
 def _follow(stdout: IO[bytes], report: Callable[[int, int], None], traces: Traces) -> News:
