@@ -150,6 +150,13 @@ def own_streams(lends_stdout: bool) -> "Streams":
     return Streams(stdin, stdout, passes_to=passes_to, reads_terminal=reads_terminal and bool(stdin))
 
 
+def rank_streams(passes_through: bool, lends_stdout: bool) -> "Streams":
+    """Streams of ranks: this process's own where a program's pass through, as under torchrun."""
+    from gpurun.launcher.run.running_attempt import Streams
+
+    return replace(own_streams(lends_stdout), as_torchrun=True) if passes_through else Streams()
+
+
 def _is_one_place() -> bool:
     """Whether stdout and stderr go to the same terminal, file or pipe."""
     try:
@@ -216,18 +223,11 @@ def run_and_print(
     with rank_starters(script) as pools:
         from gpurun.launcher.cli.options import node_flags
         from gpurun.launcher.run.job import Output
-        from gpurun.launcher.run.running_attempt import Streams
         from gpurun.launcher.rundir.store import fetched
         from gpurun.launcher.start import run_job
 
-        streams = own_streams(not (as_json or quiet)) if passes_through else Streams()
-        streams = replace(
-            streams,
-            only_rank=only_rank,
-            only_local_ranks=only_local_ranks,
-            as_torchrun=passes_through,
-            files=files,
-        )
+        streams = rank_streams(passes_through, not (as_json or quiet))
+        streams = replace(streams, only_rank=only_rank, only_local_ranks=only_local_ranks, files=files)
         output = Output(quiet, only_rank, streams)
         flags = node_flags(**place)
         before = fetched(resume) if isinstance(resume, str) else resume

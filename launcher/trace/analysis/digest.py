@@ -521,11 +521,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
     whole = chosen is None
     no_step = len(host) - 1 if whole and is_last_empty(host, work) else None
     kept = [i for i, step in enumerate(all_steps) if _is_chosen(step.number, chosen) and i != no_step]
-    in_steps = Selection(
-        np.isin(work.step, kept),
-        np.isin(step_at(host, trace.ops.start), kept),
-        np.isin(step_at(host, trace.modules.start), kept),
-    )
+    in_steps = _in_steps(trace, work, host, kept)
     shown = everything(trace) if whole else in_steps
     names = _names(trace, work, [shown, in_steps] if whole and kept and not in_steps.is_all else [shown])
     on_gpu = len(trace.gpu) > 0
@@ -568,6 +564,15 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
         facts=_facts(trace),
         show=show,
         tables=rank_tables(trace, work, kept, shown, in_steps, device, show),
+    )
+
+
+def _in_steps(trace: Trace, work: Launched, host: list[HostStep], kept: list[int]) -> Selection:
+    """What was launched, and begun on the CPU, in these steps."""
+    return Selection(
+        np.isin(work.step, kept),
+        np.isin(step_at(host, trace.ops.start), kept),
+        np.isin(step_at(host, trace.modules.start), kept),
     )
 
 

@@ -61,8 +61,12 @@ COMPILE = "model.compile()"
 HOOK = "model.register_comm_hook(None, default_hooks.fp16_compress_hook)"
 
 
+def row_of(found: Improvement, code: str) -> RemedyResult:
+    return next(each for each in found.remedies if each.code == code)
+
+
 def verdict(found: Improvement, code: str) -> RemedyVerdict:
-    return next(each.verdict for each in found.remedies if each.code == code)
+    return row_of(found, code).verdict
 
 
 def test_what_helps_is_kept_with_what_it_gains_over_the_rest(tmp_path: Path) -> None:
@@ -202,7 +206,7 @@ def test_what_costs_more_at_the_start_than_the_programs_steps_gain_is_not_kept(
     """18 s pay at 50 ms a step from 360 steps on."""
     program = StandIn(times={COMPILE: 0.5}, starts_s={COMPILE: 17.98}, num_steps=num_steps)
     found = searched(program, tmp_path, budget_s=900.0)
-    row = next(each for each in found.remedies if each.code == COMPILE)
+    row = row_of(found, COMPILE)
     assert (row.verdict, row.start_s, row.pays_from_steps) == (expected, 18.0, 360)
     more = ", more than train.py makes" if expected == "slower" else ""
     assert row.why == f"costs 18 s at each start: pays from 360 steps on{more}"
@@ -226,18 +230,16 @@ def test_ctrl_c_while_steps_are_counted_keeps_the_trials(tmp_path: Path) -> None
 def test_what_the_job_cant_have_is_not_tried(tmp_path: Path) -> None:
     program = StandIn({WORKERS: 0.7, COMPILE: 0.5}, refusals={frozenset({COMPILE}): "FSDP2 can't"})
     found = searched(program, tmp_path)
-    assert next((each.verdict, each.why) for each in found.remedies if each.code == COMPILE) == (
-        "not tried", "FSDP2 can't"
-    )  # fmt: skip
+    row = row_of(found, COMPILE)
+    assert (row.verdict, row.why) == ("not tried", "FSDP2 can't")
     assert [each.code for each in found.kept] == [WORKERS]
 
 
 def test_what_the_job_cant_have_together_is_a_conflict(tmp_path: Path) -> None:
     program = StandIn({WORKERS: 0.7, FUSED: 0.8}, refusals={frozenset({WORKERS, FUSED}): "one of the two"})
     found = searched(program, tmp_path)
-    assert next((each.verdict, each.why) for each in found.remedies if each.code == FUSED) == (
-        "failed", "together with the others: one of the two"
-    )  # fmt: skip
+    row = row_of(found, FUSED)
+    assert (row.verdict, row.why) == ("failed", "together with the others: one of the two")
     assert [each.code for each in found.kept] == [WORKERS]
 
 
@@ -254,7 +256,7 @@ def test_a_failure_alone_is_none_together_with_others(tmp_path: Path) -> None:
     program = StandIn({WORKERS: 0.7})
     program.fails = lambda codes: bool(codes) and program.stages[-1:] == [("3-together-1", [(WORKERS,), ()])]
     found = searched(program, tmp_path)
-    row = next(each for each in found.remedies if each.code == WORKERS)
+    row = row_of(found, WORKERS)
     assert (row.verdict, row.why) == ("failed", "it hung")
 
 
@@ -272,7 +274,7 @@ def test_what_is_proven_stands_where_the_last_trace_fails(tmp_path: Path) -> Non
 
 def test_a_remedy_whose_model_is_compiled_already_is_not_tried(tmp_path: Path) -> None:
     found = searched(StandIn({COMPILE: 0.5}, skips=("compile",)), tmp_path)
-    row = next(each for each in found.remedies if each.code == COMPILE)
+    row = row_of(found, COMPILE)
     assert (row.verdict, row.why) == ("not tried", "the model is compiled")
 
 
@@ -467,7 +469,7 @@ def test_other_random_numbers_are_shown_by_seeded_steps(
 def test_what_draws_otherwise_and_gains_nothing_is_no_next_step(tmp_path: Path, allows: bool) -> None:
     program = StandIn(losses={WORKERS: OTHERS}, seeded={WORKERS: LOSSES})
     found = searched(program, tmp_path, allows=allows)
-    row = next(each for each in found.remedies if each.code == WORKERS)
+    row = row_of(found, WORKERS)
     assert (row.verdict, row.why) == ("undecided", "no gain in its trials")
     assert "begin again" not in dict(answer(found, "x"))["Next"]
 
@@ -475,7 +477,7 @@ def test_what_draws_otherwise_and_gains_nothing_is_no_next_step(tmp_path: Path, 
 def test_what_compiling_costs_counts_also_where_random_numbers_differ(tmp_path: Path) -> None:
     costs = StandIn({COMPILE: 0.5}, {COMPILE: OTHERS}, seeded={COMPILE: LOSSES}, starts_s={COMPILE: 17.98})
     found = searched(replace(costs, num_steps=200), tmp_path, allows=True)
-    row = next(each for each in found.remedies if each.code == COMPILE)
+    row = row_of(found, COMPILE)
     assert (row.verdict, row.start_s, row.why) == (
         "slower",
         18.0,
@@ -487,7 +489,7 @@ def test_what_compiling_costs_counts_also_where_random_numbers_differ(tmp_path: 
 def test_other_gradients_are_no_other_random_numbers(tmp_path: Path) -> None:
     program = StandIn({COMPILE: 0.5}, seeded={COMPILE: LOSSES}, warns=(COMPILE,))
     found = searched(program, tmp_path, allows=True)
-    row = next(each for each in found.remedies if each.code == COMPILE)
+    row = row_of(found, COMPILE)
     assert (row.verdict, row.why) == ("changes numerics", "its gradients differ")
 
 
