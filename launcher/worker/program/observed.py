@@ -109,7 +109,7 @@ class Writes:
             for number, base in _CHANGES[event]:
                 directory = args[base] if base is not None and base < len(args) else None
                 name = _open_file(args[number]) if event in _OF_OPEN_FILES else args[number]
-                if event == "sqlite3.connect" and _is_only_read(name):
+                if event == "sqlite3.connect" and self._is_only_read(name):
                     continue
                 self.add(name, directory, must_exist=event in _MUST_EXIST, is_new=event == "os.mkdir")
 
@@ -169,6 +169,17 @@ class Writes:
             return True
         return not is_own and is_below(path, self._temporary) and self._is_of_launch(path)
 
+    def _is_only_read(self, database: Any) -> bool:
+        """Whether a database lies in memory, or connecting to it changes no file.
+
+        One that exists may be meant to be read only: where the kernel refuses to write it, that is enough.
+        """
+        name = os.fsdecode(database)
+        if name in ("", ":memory:") or (name.startswith("file:") and _READ_ONLY.search(name)):
+            return True
+        is_kept = can_restrict_writes() and not is_below(os.path.realpath(name), self._temporary)
+        return is_kept and os.path.lexists(name)
+
     def _is_of_launch(self, path: str) -> bool:
         """Whether it is new or made by this launch; a temporary file without a name opens its directory."""
         try:
@@ -176,17 +187,6 @@ class Writes:
         except FileNotFoundError:
             return True
         return path in self._temporary or found.st_ctime >= self.began_s
-
-
-def _is_only_read(database: Any) -> bool:
-    """Whether a database lies in memory, or connecting to it changes no file.
-
-    One that exists may be meant to be read only: where the kernel can, it is what refuses to write it.
-    """
-    name = os.fsdecode(database)
-    if name in ("", ":memory:") or (name.startswith("file:") and _READ_ONLY.search(name)):
-        return True
-    return can_restrict_writes() and os.path.lexists(name)
 
 
 def _open_file(name: Any) -> Any:

@@ -133,22 +133,25 @@ def test_a_cache_that_the_job_lies_in_is_none(
 
 
 @pytest.mark.parametrize(
-    ("name", "is_write"),
+    ("name", "is_write", "temporary"),
     [
-        (":memory:", False),
-        ("", False),
-        ("file:old.db?mode=ro", False),
-        ("file::memory:?cache=shared", False),
-        ("file:old.db?cache=shared&mode=rw", True),
-        ("new.db", True),
-        ("old.db", not can_restrict_writes()),
+        (":memory:", False, "/"),
+        ("", False, "/"),
+        ("file:old.db?mode=ro", False, "/"),
+        ("file::memory:?cache=shared", False, "/"),
+        ("file:old.db?cache=shared&mode=rw", True, "/"),
+        ("new.db", True, "/"),
+        ("old.db", True, "/"),  # where launches may write, the kernel keeps none from it
+        ("old.db", not can_restrict_writes(), "/nowhere"),
     ],
 )
 def test_a_database_is_written_unless_it_is_in_memory_or_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_write: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_write: bool, temporary: str
 ) -> None:
     (tmp_path / "old.db").touch()
     monkeypatch.chdir(tmp_path)
+    places = "gpurun.launcher.worker.program.observed.temporary_places"
+    monkeypatch.setattr(places, lambda: (temporary,))
     writes = Writes(str(tmp_path), str(tmp_path / "run"))
     with writes.watch(), pytest.raises(PermissionError) if is_write else nullcontext():
         sqlite3.connect(name, uri=name.startswith("file:")).close()
