@@ -285,6 +285,7 @@ def proven(
             why = NO_TIME
             break
         if chosen:
+            tried |= open_for(chosen[room:], tried, NO_TIME)
             chosen = chosen[:room]
         else:
             why = NO_TIME if room < min(MOST_TOGETHER, len(waiting)) else LESS
@@ -304,12 +305,13 @@ def proven(
                 start = keep(concluded(search, start, rows, tried | verdicts, chosen, first, last))
                 return keep(replace(start, then=then_most(search, chosen, launch_s), complete=True))
             tried |= {row.code: replace(tried[row.code], why=OPEN) for row in chosen}
+            chosen = []
             break
         # What is kept so far is proven only by launches without the rest.
         tried |= {code: each for code, each in verdicts.items() if each.verdict != "kept"}
         start = keep(replace(start, remedies=results(rows, search, tried)))
         chosen = kept
-    tried |= open_for([*(chosen if why == NO_TIME else ()), *waiting], tried, why)
+    tried |= open_for([*chosen, *waiting], tried, why)
     return keep(replace(start, remedies=results(rows, search, tried), complete=True))
 
 

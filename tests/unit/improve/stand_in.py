@@ -64,7 +64,7 @@ class StandIn:
     keys: Mapping[str, str] = field(default_factory=dict)
     """Of a workload, those that have an effect."""
     verdicts: Mapping[str, str] = field(default_factory=dict)
-    """In comparisons without this remedy, where times don't decide."""
+    """In comparisons without this remedy, or (``) with the program as it is, where times don't decide."""
     scatter: float = 1e-9
     """Standard deviation of ln(time) from launch to launch."""
     rng: Random = field(default_factory=lambda: Random(0))
@@ -167,7 +167,7 @@ class StandInStage:
 
     def _as_stated(self, position: int, found: Difference) -> Difference:
         left = [code for code in self.sets[0] if code not in self.sets[position]]
-        stated = self.program.verdicts.get(left[0]) if len(left) == 1 else None
+        stated = self.program.verdicts.get(left[0] if len(left) == 1 else "")
         return found if stated is None else replace(found, verdict=cast(Any, stated))
 
     def losses(self, position: int) -> list[tuple[float, ...]]:

@@ -344,6 +344,23 @@ def test_what_isnt_decided_is_not_kept(tmp_path: Path) -> None:
     assert (verdict(found, WORKERS), found.gain) == ("undecided", None)
 
 
+def test_what_was_compared_had_its_time(tmp_path: Path) -> None:
+    """Two of three are compared; each seems to help the other, but both together don't."""
+    times, verdicts = dict.fromkeys((WORKERS, FUSED, UNUSED), 0.8), {"": "inconclusive"}
+    found = searched(StandIn(times=times, verdicts=verdicts), tmp_path, budget_s=100.0)
+    whys = [row_of(found, code).why for code in times]
+    assert sorted(whys) == ["its launches don't decide", "its launches don't decide", NO_TIME]
+
+
+def test_what_has_no_time_to_be_compared_again_has_that_as_its_reason(tmp_path: Path) -> None:
+    """Where the first of three drops out, there is time for one of the others."""
+    times, verdicts = {WORKERS: 0.6, FUSED: 0.7, UNUSED: 0.7}, {WORKERS: "inconclusive"}
+    program = StandIn(times=times, verdicts=verdicts)
+    found = searched(program, tmp_path, budget_s=175.0)
+    assert [len(sets[0]) for name, sets in program.stages if name.startswith("3")] == [3, 1]
+    assert (verdict(found, UNUSED), row_of(found, FUSED).why) == ("kept", NO_TIME)
+
+
 def test_a_remedy_that_trains_otherwise_is_never_kept(tmp_path: Path) -> None:
     found = searched(StandIn(times={FUSED: 0.5}, losses={FUSED: OTHERS}), tmp_path)
     assert (verdict(found, FUSED), found.kept) == ("changes numerics", [])
