@@ -494,9 +494,8 @@ def judged(
     Args:
         tried: what trials say.
     """
-    together, originals = last.of(0), [*first.losses(0), *last.losses(1)]
-    seen = {"steps": last.num_steps(0) + 1}  # the first one isn't timed
-    seen["losses"] = min(max(map(len, runs), default=0) for runs in (originals, last.losses(0)))
+    together, steps = last.of(0), last.num_steps(0) + 1  # the first one isn't timed
+    originals = [*first.losses(0), *last.losses(1)]
     has_less_precision = any(row.remedy.changes_numerics for row in chosen)
     dtype = "bfloat16" if has_less_precision else dtype_of(last, 0)
     rounds = any(row.remedy.rounds for row in chosen)
@@ -521,7 +520,7 @@ def judged(
         gain = gain_of(change)
         known = tried[row.code].why
         known = known if row.remedy.cost or row.code in draws else ""
-        kept = "; ".join(filter(None, (known, row.remedy.caveat.format_map(seen))))
+        kept = "; ".join(filter(None, (known, row.remedy.caveat.format(steps=steps))))
         found[row.code] = replace(
             base,
             verdict=verdict,
