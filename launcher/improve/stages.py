@@ -49,6 +49,8 @@ LONGER = 1.1
 """How much longer later launches may take: those of several sets take more than one after the other."""
 LEAST_BUDGET_S, LAUNCHES_TO_TRY = 10.0, 8
 """No search ends in less; and how many launches take the least budget in which something is tried."""
+_REFUSALS = ("Permission denied", "attempt to write a readonly database")
+"""What a program's error says where the kernel lets it write nothing; the second one is SQLite's."""
 _KEPT = "\n    a launch of a search can't write where others would meet it"
 _OWN_DIRECTORY = "write to $GPURUN_LAUNCH_DIR, each launch's own; `{launch_dir}` in arguments stands for it"
 LEAST_HANG_S = 30.0
@@ -239,7 +241,8 @@ class RemedySearch:
         if original.status == "timeout" and spec.limit_s < self.spec.limit_s:
             return self.too_long(found.num_steps(0), spec.limit_s, spec.steps.limit or 1)
         reason = (original.reason or original.status).partition("\n")[0]
-        kept = _KEPT if "Permission denied" in reason and can_restrict_writes() else ""
+        is_refused = any(text in reason for text in _REFUSALS)
+        kept = _KEPT if is_refused and can_restrict_writes() else ""
         remedy = f": {_OWN_DIRECTORY}" if kept and self.spec.program else ""
         return VariantError(f"{self.name} fails as it is: {reason}{kept}{remedy}")
 

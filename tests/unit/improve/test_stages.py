@@ -75,6 +75,8 @@ def test_a_temporary_file_that_an_earlier_launch_has_left_was_not_prevented(tmp_
         (NEVER, 4, "failed", "no data\nlog: a", VariantError, "train.py fails as it is: no data"),
         (NEVER, 4, "failed", "[Errno 13] Permission denied: 'a'", VariantError,
          "can't write where others would meet it: write to $GPURUN_LAUNCH_DIR"),
+        (NEVER, 4, "failed", "OperationalError: attempt to write a readonly database", VariantError,
+         "can't write where others would meet it: write to $GPURUN_LAUNCH_DIR"),
     ],
 )  # fmt: skip
 def test_a_program_without_a_result_is_told_why(
