@@ -568,11 +568,10 @@ def concluded(
     changes = tuple(each for each in wanted if file_hash(root / each.file) == measured[each.file])
     notes = dict.fromkeys(f"{each.file} {CHANGED}" for each in wanted if each not in changes)
     found, homeless = rewritten_files(changes, root)
-    homeless += [
-        f"{YOURS} at {each.file}:{each.line}: {line_to_write(each, (root / each.file).read_bytes())}"
-        for each in every
-        if each.file not in measured
-    ]
+    for each in (each for each in every if each.file not in measured):
+        file = root / each.file
+        line = line_to_write(each, file.read_bytes() if file.is_file() else b"")  # it may be in an archive
+        homeless.append(f"{YOURS} at {each.file}:{each.line}: {line}")
     env = {name: str(value) for row in kept for name, value in row.settings.get("env", {}).items()}
     stated = env.keys() & spec.env.keys()
     homeless += [f"{YOURS}: env.{name}={env.pop(name)}, which the job states" for name in stated]

@@ -285,15 +285,15 @@ def test_a_variable_that_the_job_states_is_for_its_user_to_change(tmp_path: Path
     assert "write it yourself: env.OMP_NUM_THREADS=2, which the job states" in found.notes
 
 
-def test_a_call_in_a_file_that_was_not_measured_is_for_its_user_to_change(tmp_path: Path) -> None:
-    """As where a file is imported after the first steps."""
+@pytest.mark.parametrize("name", ["lib/late.py", "train.py/data.py"])
+def test_a_call_in_a_file_that_was_not_measured_is_for_its_user_to_change(tmp_path: Path, name: str) -> None:
+    """As where a file is imported after the first steps, or is part of an archive."""
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib/late.py").write_text("x = DataLoader(a)\n")
-    more = (CallSite("DataLoader", "lib/late.py", 1, True),)
+    more = (CallSite("DataLoader", name, 1, True),)
     found = searched(StandIn(times={WORKERS: 0.7}, more_calls=more), tmp_path)
     assert (
-        "write it yourself at lib/late.py:1: DataLoader(…, num_workers=2, persistent_workers=True)"
-        in found.notes
+        f"write it yourself at {name}:1: DataLoader(…, num_workers=2, persistent_workers=True)" in found.notes
     )
     assert not any("changed since" in note for note in found.notes)
     assert "+loader = DataLoader(data, num_workers=2" in found.diff
