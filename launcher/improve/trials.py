@@ -253,7 +253,8 @@ class RemedyTrials:
     ) -> dict[str, RemedyResult]:
         sets: list[Set] = [(), *((row,) for row in tried)]
         launches = max(1, min(MOST_TRIALS, launches))
-        hung_s = self.search.spec.hang_timeout_s or min(hang_s, self.search.hang_s)
+        spec = self.search.spec
+        hung_s = min(spec.hang_timeout_s or self.search.hang_s, hang_s, spec.limit_s)
         try:
             size = self.search.size(launches, self.steps)
             most_s = hang_s + (self.search.launch_s or self.launch_s)  # also where it makes steps in between
@@ -326,7 +327,7 @@ class RemedyTrials:
         """The verdict of the trials on a remedy.
 
         Args:
-            hung_s: how long a launch was waited for that made no step.
+            hung_s: how long a launch had at least, before it was ended.
         """
         result, base = stage.of(position), result_of(row, self.search)
         if result.status in ("hung", "timeout") and row.remedy.cost:

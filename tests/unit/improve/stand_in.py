@@ -88,6 +88,8 @@ class StandIn:
     """Remedies with other gradients."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables that its job states."""
+    hang_timeout_s: float | None = None
+    """How long its job lets a launch make no step."""
     cores: int = 2
     limits_s: dict[str, float] = field(default_factory=dict)
     """How long a launch of each stage may take."""
@@ -241,8 +243,8 @@ def searched(program: StandIn, directory: Path, budget_s: float = 600.0, **how: 
     (directory / "train.py").write_text(FILE)
     steps = SimpleNamespace(warmup=3)
     spec = SimpleNamespace(
-        program="train.py", args=program.args, stated=(), env=program.env, hang_timeout_s=None, steps=steps,
-        kind=PROGRAM,
+        program="train.py", args=program.args, stated=(), env=program.env, steps=steps,
+        kind=PROGRAM, hang_timeout_s=program.hang_timeout_s, limit_s=math.inf,
     )  # fmt: skip
     given = Invocation(directory / "job.yaml", ())
     return found_by(program, directory, spec, given, budget_s, **how)
