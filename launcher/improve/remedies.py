@@ -8,6 +8,7 @@ Sources: torch's documentation of `DataLoader`, `DistributedDataParallel`, `torc
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -526,8 +527,7 @@ def candidates(
             continue
         fits = [remedy.fits(given, around) for given in ([site.given for site in found] or [{}])]
         stated = remedy.arguments(around) if callable(remedy.arguments) else remedy.arguments
-        others = [site for site, is_fit in zip(found, fits, strict=False) if not is_fit]
-        if not any(fits) or any(_states_other(site, stated) for site in others):
+        if not any(fits):
             continue
         given = {key for site in found for key in site.given}
         # A keyword that is False only undoes what a call gives.
@@ -538,13 +538,18 @@ def candidates(
             refusal = _refusal(remedy, None, around, shares)
             yield Candidate(remedy, (), arguments, refusal, options=options, replaces=replaces)
             continue
-        refusal = _refusal(remedy, next(iter(found), None), around, shares)
+        others = [site for site, is_fit in zip(found, fits, strict=False) if not is_fit]
+        refusal = _refusal(remedy, next(iter(found), None), around, shares) or _replaced(others, stated)
         yield Candidate(remedy, found, arguments, refusal, device_type=around.device_type, replaces=replaces)
 
 
-def _states_other(site: CallSite, arguments: Mapping[str, Any]) -> bool:
-    """Whether a call has another value of one of these arguments: a remedy changes all calls of its kind."""
-    return any(site.given.get(key, repr(value)) != repr(value) for key, value in arguments.items())
+def _replaced(sites: Iterable[CallSite], arguments: Mapping[str, Any]) -> str:
+    """What a remedy, which changes all calls of its kind, would replace at these; empty: nothing."""
+    for site in sites:
+        for key, value in arguments.items():
+            if (stated := site.given.get(key, repr(value))) != repr(value):
+                return f"it would replace {key}={stated} at {Path(site.file).name}:{site.line}, too"
+    return ""
 
 
 def options_text(options: Mapping[str, str]) -> str:

@@ -85,11 +85,14 @@ def test_remedies_that_would_change_something_are_tried(
     assert [each.code for each in found] == codes
 
 
-@pytest.mark.parametrize(("stated", "tried"), [("0", True), ("2", True), ("8", False)])
-def test_a_value_that_another_call_states_is_respected(stated: str, tried: bool) -> None:
+@pytest.mark.parametrize(
+    ("stated", "refusal"),
+    [("0", ""), ("2", ""), ("8", "it would replace num_workers=8 at train.py:20, too")],
+)
+def test_a_value_that_another_call_states_is_respected(stated: str, refusal: str) -> None:
     sites = [LOADER, replace(site("DataLoader", num_workers=stated), line=20)]
-    codes = [each.code for each in candidates(sites, AROUND, SHARES)]
-    assert ("DataLoader(num_workers=2, persistent_workers=True)" in codes) is tried
+    found = {each.code: each.refusal for each in candidates(sites, AROUND, SHARES)}
+    assert found["DataLoader(num_workers=2, persistent_workers=True)"] == refusal
 
 
 def job(**given: object) -> CallSite:
