@@ -100,6 +100,7 @@ def keep_if_other(comparison: Any, run: Any) -> None:
 @click.option(
     "--format",
     "formats",
+    default="table",
     metavar="LIST",
     help=f"{', '.join(FORMATS)}: one or several, separated by commas.",
 )
@@ -119,7 +120,7 @@ def keep_if_other(comparison: Any, run: Any) -> None:
     help="The file that html writes instead of RUN/report.html.",
 )
 def report(
-    run: Path, formats: str | None, as_json: bool, details: bool, with_host: bool, output: Path | None
+    run: Path, formats: str, as_json: bool, details: bool, with_host: bool, output: Path | None
 ) -> None:
     """Show the results of a run or a search again, without running anything.
 
@@ -139,11 +140,9 @@ def report(
     from gpurun.launcher.jobfile.yaml.describe import near_or_all
     from gpurun.launcher.run.find import find_run, search_directory
 
-    if formats is None:
-        formats = "json" if as_json else "table"
     names = [name.strip() for name in formats.split(",")]
-    if as_json and "json" not in names:
-        names.insert(0, "json")
+    if as_json:  # stdout has nothing else then
+        names = ["json", *(name for name in names if name not in ("json", "table"))]
     for name in names:
         if name not in FORMATS:
             raise SpecError(f"--format {name}: {near_or_all(name, FORMATS, 'formats')}")

@@ -438,7 +438,7 @@ def test_the_page_of_a_run_that_others_own_goes_to_a_file_that_is_named(tmp_path
     assert not list(Path(run).rglob("*.html"))
 
 
-@pytest.mark.parametrize("options", [["--json", "--format", "html"], ["--format", "json,html"]])
+@pytest.mark.parametrize("options", [["--json", "--format", "table,html"], ["--format", "json,html"]])
 def test_a_page_is_written_beside_the_json(options: list[str], tmp_path: Path) -> None:
     run, page = str(tmp_path / "run"), tmp_path / "page.html"
     shutil.copytree(Path(__file__).parents[3] / "docs/runs/balanced", run)
