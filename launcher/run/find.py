@@ -100,8 +100,8 @@ def _first_meant(path: Path, is_it: Callable[[Path], bool]) -> Path | None:
 
 def _meant(path: Path) -> Iterator[Path]:
     """The directories that `path` may mean: itself, and the newest in it or, for `…/latest`, next to it."""
-    for directory in (path, path.parent if path.name == LATEST else path):
-        yield directory
+    yield path
+    for directory in (path, path.parent)[: 1 + (path.name == LATEST)]:
         name = newest_name(directory / LATEST)
         if is_name(name):
             yield directory / name

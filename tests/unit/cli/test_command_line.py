@@ -537,15 +537,21 @@ def test_latest_names_a_run_that_is_there(call: Callable[..., Result]) -> None:
     assert list(Path("runs").iterdir()) == []
 
 
-@pytest.mark.parametrize("wrong", ["runs/gpt", "runs", "nothing", "runs/link", f"file://{{}}/{OLD}"])
+@pytest.mark.parametrize(
+    "wrong",
+    ["runs/gpt", "runs", "nothing", "runs/link", f"{OLD}/latest", "search/latest", f"file://{{}}/{OLD}"],
+)
 def test_nothing_is_deleted_but_the_runs_that_are_named(
     wrong: str, call: Callable[..., Result], tmp_path: Path
 ) -> None:
     Path("runs/link").symlink_to(Path(NEW).absolute())
+    Path("search").mkdir()
+    Path("search/improve.json").write_text("{}")
     assert isinstance(call("--delete", OLD, wrong.format(tmp_path)).exception, SpecError)
     assert isinstance(call("--delete").exception, SystemExit)
     assert Path(OLD, "plan.json").exists()
     assert Path(NEW, "plan.json").exists()
+    assert Path("search/improve.json").exists()
 
 
 def test_a_directory_with_a_plan_of_another_program_is_no_run(
