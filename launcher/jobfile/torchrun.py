@@ -216,7 +216,10 @@ def _addresses(given: Mapping[str, Any], nodes: int) -> tuple[str | None, int | 
         return (endpoint or host) if nodes > 1 else None, None
     if endpoint:
         host, _, said = endpoint.rpartition(":")
-    port = _number("--master-port", said) if said else _PORT if nodes > 1 else None
+        if not (host and said.isdecimal()):
+            raise SpecError(f"torchrun: --rdzv-endpoint {endpoint} has no port: write HOST:{_PORT}")
+    least = 1 if nodes > 1 else 0  # 0 is any free port, which other nodes don't know
+    port = _number("--master-port", said, least) if said else _PORT if nodes > 1 else None
     apart = -_APART if port and port + _APART >= 1 << 16 else _APART
     return f"{host}:{port + apart}" if host and port and nodes > 1 else None, port
 
