@@ -230,7 +230,7 @@ def _pass_lines_on(tail: LogTail, most_portions: int | None) -> bool:
     has_grown = False
     for portion in islice(iter(lambda: tail.portion()[0], b""), most_portions):
         has_grown, text = True, tail.rest + portion
-        end = 1 + max(text.rfind(b"\n"), text.rfind(b"\r"))
+        end = 1 + max(text.rfind(b"\n"), text.rfind(b"\r", 0, -1))  # a \n may follow the last \r
         end = end if len(text) - end <= MAX_LINE_BYTES else len(text)
         _write(tail, text[:end])
         tail.rest = text[end:]

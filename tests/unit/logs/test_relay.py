@@ -68,11 +68,11 @@ def test_each_line_of_a_file_that_is_shown_has_its_beginning(
     log, shown = tmp_path / "rank0.log", tmp_path / "stdout.log"
     relay = relay_of(log)
     relay.follow({0: log}, more=[LogTail(0, shown, fd=1, beginning="[default0]:")])
-    for written in (MANY, LONG[:-1], LONG + b"unfinished", b" line\nlast"):
+    for written in (MANY, LONG[:-1], LONG + b"unfinished", b" line\r", b"\nlast"):
         append(shown, written)
         relay.look()
     relay.finish()
-    lines = (MANY + LONG[:-1] + LONG + b"unfinished line\nlast").splitlines(keepends=True)
+    lines = (MANY + LONG[:-1] + LONG + b"unfinished line\r\nlast").splitlines(keepends=True)
     assert capfdbinary.readouterr().out == b"".join(b"[default0]:" + line for line in lines)
 
 
