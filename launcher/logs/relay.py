@@ -238,9 +238,10 @@ def _pass_lines_on(tail: LogTail, most_portions: int | None) -> bool:
 
 
 def _catch_up(tails: Iterable[LogTail]) -> None:
-    """Copies what is in the logs; of what a fast rank writes meanwhile, as much again."""
+    """Copies what is in the logs, unless the program cut them; of what it writes meanwhile, as much again."""
     for tail in tails:
-        _pass_lines_on(tail, 2 + 2 * (num_bytes(tail.path) - tail.offset) // MOST_AT_ONCE_BYTES)
+        unread_bytes = max(0, num_bytes(tail.path) - tail.offset)
+        _pass_lines_on(tail, 2 + 2 * unread_bytes // MOST_AT_ONCE_BYTES)
 
 
 def _write(tail: LogTail, portion: bytes) -> None:

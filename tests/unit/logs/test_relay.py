@@ -91,6 +91,20 @@ def test_what_was_not_passed_on_yet_is_before_a_log_is_cut(
     assert capfdbinary.readouterr().out == lines + b"unfinished line\n"
 
 
+def test_a_program_may_cut_its_log_while_that_is_copied(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def copied(*_: object) -> None:
+        log.write_bytes(b"begins anew\n")
+
+    monkeypatch.setattr("gpurun.launcher.logs.relay._copy_end", copied)
+    log = tmp_path / "rank0.log"
+    relay = relay_of(log, keep_bytes=2 * MOST_AT_ONCE_BYTES)
+    append(log, MANY)
+    relay.look()
+    assert capfdbinary.readouterr().out == MANY + b"begins anew\n"
+
+
 def test_a_launch_is_answered_with_those_that_have_logs(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     log = run.log("01-ddp-2", 0)
