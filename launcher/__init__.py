@@ -3,7 +3,7 @@
 __version__ = "0.1.0"
 
 FLOORS = (
-    "errors units grouping splits stepping strategies masking",
+    "errors units grouping splits stepping strategies masking syntax",
     "findings",
     "workloads",
     "machine",

@@ -27,9 +27,9 @@ from gpurun.launcher.jobfile.yaml.describe import flow_text
 from gpurun.launcher.jobfile.yaml.tree import parse_source
 from gpurun.launcher.machine.accelerators import ACCELERATORS
 from gpurun.launcher.machine.git import is_tracked, uninterrupted
-from gpurun.launcher.processes.import_variables import parsed
 from gpurun.launcher.rundir.files import replacing
 from gpurun.launcher.rundir.improvement import CallChange
+from gpurun.launcher.syntax import parsed
 
 ESCAPED = {ord(char): f"\\{letter}" for char, letter in zip('\a\b\t\n\v\f\r"\\', 'abtnvfr"\\', strict=True)}
 """How git writes characters in names; others that aren't printable as octal numbers."""

@@ -15,7 +15,6 @@ import stat
 import struct
 import threading
 import time
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -37,6 +36,7 @@ from gpurun.launcher.rundir.control import (
     socket_name,
     stacks_name,
 )
+from gpurun.launcher.syntax import parsed
 from gpurun.launcher.units import plural, ranks_text
 
 MISMATCHED = "mismatched collectives"
@@ -288,9 +288,8 @@ def unguarded(threads: Sequence[Thread], started: Collection[int]) -> str | None
         return None
     file = files[-1]
     try:
-        with open(file, "rb", opener=_without_waiting) as program, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            code = ast.parse(program.read(_MAX_PROGRAM_BYTES))
+        with open(file, "rb", opener=_without_waiting) as program:
+            code = parsed(program.read(_MAX_PROGRAM_BYTES))
     except (OSError, SyntaxError, ValueError):
         return None
     has_guard = any(isinstance(node, ast.If) and "__main__" in ast.dump(node.test) for node in code.body)

@@ -13,7 +13,6 @@ import re
 import textwrap
 import types
 import typing
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from gpurun.launcher.jobfile.yaml.describe import (
     flow_text,
     shorten,
 )
+from gpurun.launcher.syntax import parsed
 from gpurun.workloads.registry import BUILTINS
 
 TYPES: Mapping[str, tuple[str, tuple[type, ...]]] = {
@@ -189,9 +189,7 @@ def read_module(path: Path) -> ast.Module | None:
     try:
         if path.stat().st_size > MAX_BYTES:
             return None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # such as of invalid escapes: the run will show them
-            return ast.parse(path.read_bytes())
+        return parsed(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 

@@ -6,11 +6,12 @@ Only the program's text is read.
 import ast
 import os
 import sys
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from gpurun.launcher.syntax import parsed
 
 READ_AT_IMPORT = (
     *("OMP_", "GOMP_", "KMP_"),  # by OpenMP's runtimes, when they are loaded
@@ -72,13 +73,6 @@ def set_by(source: bytes, env: Mapping[str, str]) -> dict[str, str]:
                 if not (is_default and name in {**env, **found}):
                     found[name] = value
     return {name: found[name] for name in changed(env, {**env, **found})}
-
-
-def parsed(source: bytes) -> ast.Module:
-    """A program's syntax tree, without what Python warns of in it, which the run itself shows."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return ast.parse(source)
 
 
 def _known(tree: ast.Module) -> Iterator[ast.stmt]:
