@@ -243,11 +243,11 @@ def parse_ranks(value: str) -> tuple[int, ...]:
             named = range(int(first), int(last if dash else first) + 1)
         except ValueError:
             raise click.BadParameter(f"{value!r} is not a list of ranks; write 0,2-3") from None
+        if not named:
+            raise click.BadParameter(f"{part.strip()!r} names no rank; write 0,2-3")
         if named.stop > MAX_PROCESSES:
             raise click.BadParameter(f"{value!r}: no run has a rank {named.stop - 1}; write 0,2-3")
         ranks |= dict.fromkeys(named)
-    if not ranks or min(ranks) < 0:
-        raise click.BadParameter(f"{value!r} names no rank; write 0,2-3")
     return tuple(ranks)
 
 

@@ -137,7 +137,7 @@ class Budget:
             for other in self.plan.launches
             if other.repetition == 0 and {*other.variants} & {*launch.variants}
         ]
-        if launch.repetition and launch.group not in first:  # each of its strategies had one of its own
+        if launch.repetition and launch.group not in first:  # at first each of its strategies had its own
             recent = times[-RECENT:] or [time for group in first for time in self.times.get(group, [])]
         else:
             recent = times[1:][-RECENT:] or times  # the first launch imports and builds what later ones find

@@ -210,8 +210,8 @@ class Session:
             return True
         if any(failure.rank == rank for failure in self.run.read_failures(attempt.name)):
             return False
-        if attempt.launch.processes[rank].node != 0:
-            return spec.module != BECOMES_COMMAND  # no other program ends with it without a record
+        if attempt.launch.processes[rank].node != 0:  # whose disk can't be asked
+            return spec.module != BECOMES_COMMAND  # which leaves no record
         try:
             check_writable(self.run.path)
         except MachineError:

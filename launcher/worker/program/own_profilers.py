@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 from collections.abc import Callable
@@ -126,17 +125,14 @@ def _wrapped(
     after: Callable[..., None] = lambda *_: None,
 ) -> Callable[[], None]:
     """Has a method call these around it, except on profilers of ours; returns what undoes that."""
-    original: Any = vars(owner)[name]
 
-    @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(self, CallProfile):
-            return original(self, *args, **kwargs)
-        before(self, *args, *kwargs.values())
+    def method(original: Callable[..., Any], profiler: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(profiler, CallProfile):
+            return original(profiler, *args, **kwargs)
+        before(profiler, *args, *kwargs.values())
         try:
-            return original(self, *args, **kwargs)
+            return original(profiler, *args, **kwargs)
         finally:
-            after(self)
+            after(profiler)
 
-    setattr(owner, name, method)
-    return lambda: setattr(owner, name, original)
+    return replaced(owner, name, method)
