@@ -14,7 +14,7 @@ from gpurun.launcher.findings.trace_cases import (
     NO_PATH,
     UNCERTAIN_PATH,
 )
-from gpurun.launcher.trace.explain import group_sizes, lacks_rank
+from gpurun.launcher.trace.explain import group_sizes, has_launches, lacks_rank
 from gpurun.launcher.trace.model import (
     CollectiveTotal,
     CopyTotal,
@@ -327,7 +327,7 @@ def _critical_path(report: TraceReport) -> TableContent:
         return TableContent((), (NO_PATH[why],))
     share = FigureColumn[PathPart]("% of path", lambda row: 100 * row.path_us / path.length_us, _one_decimal)
     times = (FigureColumn[PathPart]("ms", lambda row: row.path_us, us_in_ms), share)
-    words = _WORDS if _has_launches(report) else _WORDS | {"host": ISSUING}
+    words = _WORDS if has_launches(report) else _WORDS | {"host": ISSUING}
     tables = [_parts(path, times[0], words)]
     if path.names:
         title = "kernels and collectives on it"
@@ -335,7 +335,7 @@ def _critical_path(report: TraceReport) -> TableContent:
     if len(report.ranks) > 1:
         rank = FigureColumn[PathPart]("rank", lambda row: row.rank, format_count)
         tables.append(_table((*times, rank), "where it runs", path.ranks, lambda row: words[row.part]))
-    return TableContent(tuple(tables), (*_doubt(report), *_sentences(path, _has_launches(report))))
+    return TableContent(tuple(tables), (*_doubt(report), *_sentences(path, has_launches(report))))
 
 
 def _doubt(report: TraceReport) -> Iterator[str]:
@@ -362,10 +362,6 @@ def _whole(path: CriticalPath) -> str:
     if path.step_us is None:
         return "all"
     return f"all, {plural(path.num_steps, 'step')}: {us_in_ms(path.step_us)} ms each"
-
-
-def _has_launches(report: TraceReport) -> bool:
-    return any(rank.total.launch_delay_us for rank in report.ranks)
 
 
 def _sentences(path: CriticalPath, has_launches: bool) -> list[str]:

@@ -12,7 +12,13 @@ from gpurun.launcher.findings.finding import Finding, finding, noticed, of_level
 from gpurun.launcher.findings.finding_kinds import SPENT
 from gpurun.launcher.findings.trace_cases import DIFFERS, NOT_RECORDED, PARTS_OF_STEP
 from gpurun.launcher.trace.causes import MENTION_FROM, to_do
-from gpurun.launcher.trace.explain import CPU, is_waiting_unknown, of_usual_steps, outlying_steps
+from gpurun.launcher.trace.explain import (
+    CPU,
+    has_launches,
+    is_waiting_unknown,
+    of_usual_steps,
+    outlying_steps,
+)
 from gpurun.launcher.trace.model import Breakdown, NameTotal, RankTrace, RowKind, ShapeTotal, TraceReport
 from gpurun.launcher.units import MINUS, change_text, first_of, format_ms, listed, numbers_text, ranks_text
 
@@ -122,7 +128,7 @@ def diff_traces(a: TraceReport, b: TraceReport) -> TraceDiff:
     on_gpu = [any(rank.kernels for rank in report.ranks) for report in whole]
     has_cpu = [any(rank.ops for rank in report.ranks) for report in whole]
     is_alike = on_gpu[0] == on_gpu[1]
-    by_device = all(on_gpu) and all(map(_has_launches, whole))
+    by_device = all(on_gpu) and all(map(has_launches, whole))
     is_timed = by_device or not any(on_gpu)
     has_callers = is_timed and has_cpu[0] == has_cpu[1] and common is None  # they are sums over all ranks
     per: Per = "capture" if _is_as_much(a, b) else "second"
@@ -188,7 +194,7 @@ def _doubts(
         if not is_known and any(has_cpu):
             yield worded(DIFFERS["cpu"], {"side": side})
     for side, report in zip("AB", (a, b), strict=True):
-        if diff.kernels and all(has_cpu) and not _has_launches(report):
+        if diff.kernels and all(has_cpu) and not has_launches(report):
             yield worded(DIFFERS["operators"], {"side": side})
     if any(each.name == "idle" for each in diff.classes):
         yield worded(DIFFERS["launches"], {"side": "B" if _is_idle_known(a) else "A"})
@@ -238,10 +244,6 @@ def _classes(a: TraceReport, b: TraceReport, per: Per) -> Iterator[Change]:
             yield _change(name, _mean(a, of, per), _mean(b, of, per))
     if not is_idle_known:
         yield _change("idle", *(_mean(each, lambda step: step.idle_us, per) for each in (a, b)))
-
-
-def _has_launches(report: TraceReport) -> bool:
-    return any(rank.total.launch_delay_us for rank in report.ranks)
 
 
 def _is_idle_known(report: TraceReport) -> bool:

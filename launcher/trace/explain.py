@@ -600,6 +600,11 @@ def _shows_last(each: CollectiveReport) -> bool:
     )
 
 
+def has_launches(report: TraceReport) -> bool:
+    """Whether the launch of any GPU work is recorded."""
+    return any(rank.total.launch_delay_us for rank in report.ranks)
+
+
 def steps_add_detail(report: TraceReport) -> bool:
     """Whether steps add detail: there are several, or the only one doesn't cover its whole file."""
     return any(rank.steps and not _is_total(rank) for rank in report.ranks)
