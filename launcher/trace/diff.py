@@ -125,10 +125,10 @@ def diff_traces(a: TraceReport, b: TraceReport) -> TraceDiff:
     whole = a, b
     common = _common_ranks(a, b)
     a, b = (_of_ranks(report, common) for report in whole)
-    on_gpu = [any(rank.kernels for rank in report.ranks) for report in whole]
-    has_cpu = [any(rank.ops for rank in report.ranks) for report in whole]
+    on_gpu = [any(rank.kernels for rank in report.ranks) for report in (a, b)]
+    has_cpu = [any(rank.ops for rank in report.ranks) for report in (a, b)]
     is_alike = on_gpu[0] == on_gpu[1]
-    by_device = all(on_gpu) and all(map(has_launches, whole))
+    by_device = all(on_gpu) and has_launches(a) and has_launches(b)
     is_timed = by_device or not any(on_gpu)
     has_callers = is_timed and has_cpu[0] == has_cpu[1] and common is None  # they are sums over all ranks
     per: Per = "capture" if _is_as_much(a, b) else "second"
@@ -158,7 +158,7 @@ def diff_traces(a: TraceReport, b: TraceReport) -> TraceDiff:
         side, other, report = ("A", "B", b) if on_gpu[0] else ("B", "A", a)
         lacks = other if any(rank.device != CPU for rank in report.ranks) else None
         notes.insert(0, noticed("other-device", side=side))
-    doubts = [*_doubts(found, *whole, common, has_cpu)]
+    doubts = [*_doubts(found, a, b, common, has_cpu)]
     if uneven:
         times = _by_name(b, lambda rank: rank.ops, by_device)
         longest = sorted(uneven, key=lambda name: (-times[name][0], name))

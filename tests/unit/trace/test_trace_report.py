@@ -192,6 +192,20 @@ def test_some_ranks_of_a_capture_are_compared_with_the_same_ranks() -> None:
         assert (diff.shapes, diff.operators) == ((), None)
 
 
+def test_what_only_a_rank_of_one_capture_has_is_not_missing_in_the_other(tmp_path: Path) -> None:
+    """Rank 1 alone has operators and launches, and B lacks it."""
+    works = [step(1, 0, 400), kernel("gemm", 30, 300, 1)]
+    calls = [launch(5, 5, 1), span("cpu_op", "aten::mm", 0, 20)]
+    paths = [
+        write(tmp_path / f"rank{rank}.json", [*works, *calls * rank], **rank_info(rank, 2)) for rank in (0, 1)
+    ]
+    a, b = analyse_paths(paths), analyse_paths(paths[:1])
+    for diff in (diff_traces(a, b), diff_traces(b, a)):
+        assert diff.findings[0].text.endswith(
+            "compared by rank 0, which both have, without shapes and callers of operators"
+        )
+
+
 def test_of_captures_that_call_operators_unequally_often_only_the_others_are_compared(
     tmp_path: Path,
 ) -> None:
