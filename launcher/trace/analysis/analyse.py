@@ -325,6 +325,8 @@ def _savings(
 
     They are of a step that isn't outlying, if there are any of both.
     """
+    if not _has_times(ranked.digests):
+        return (), "times"
     sizes = {digest.world_size for _, digest in ranked.digests} - {None}
     if len(ranked.digests) < max((size or 0 for size in sizes), default=0):
         return (), "ranks"
@@ -335,8 +337,6 @@ def _savings(
         if digest.unreplayed or digest.tasks is None:
             return (), digest.unreplayed
         tasks.append((rank, digest.tasks))
-    if not _has_times(ranked.digests):
-        return (), "times"
     numbers, *others = {tuple(scope.step for scope in digest.steps) for _, digest in ranked.digests}
     if others:
         return (), "steps"

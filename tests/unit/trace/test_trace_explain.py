@@ -933,6 +933,9 @@ def test_damage_that_leaves_shares_alone_is_called_what_it_is(tmp_path: Path) ->
     report = analyse_paths([after_2262], None, {"critical-path"})
     assert report.findings[0].text.endswith("shares, as times are out of range")
     assert "no critical path: times are out of range" in render_tables(report, ("critical-path",), 100)
+    write(after_2262, late_kernel(1, 1 << 60), **rank_info(0, 2))
+    report = analyse_paths([after_2262], None, {"critical-path"})
+    assert "no critical path: times are out of range" in render_tables(report, ("critical-path",), 100)
 
 
 def test_what_each_of_several_steps_does_is_not_done_once(tmp_path: Path) -> None:
