@@ -344,8 +344,7 @@ def _savings(
         return (), "long"
     peers = [stage.ranks for stage in report.pipeline] or [tuple(rank for rank, _ in tasks)]
     spans_us = [
-        sum(step.span_us for step in rank.steps if step.step in numbers) if numbers else rank.total.span_us
-        for rank in report.ranks
+        sum(step.span_us for step in rank.steps) if numbers else rank.total.span_us for rank in report.ranks
     ]
     groups = {kind.kind: kind.groups for kind in report.parallelism}
     graph = _graph(tasks, ranked.digests, matched)
@@ -354,7 +353,7 @@ def _savings(
     if 0 < len(places) < len(numbers):
         clocks = _since_first(tasks, ranked.digests, matched)
         ends = {
-            rank: [clocks[rank].time_ns(step.measure.end) for step in digest.steps if step.step in numbers]
+            rank: [clocks[rank].time_ns(step.measure.end) for step in digest.steps]
             for rank, digest in ranked.digests
         }
         usual = UsualSteps(places, ends)
