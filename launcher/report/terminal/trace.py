@@ -81,17 +81,15 @@ class _Figure:
 _COLUMNS = (
     _Figure("span", lambda each: each.span_us),
     _Figure("compute", lambda each: each.compute_us),
-    _Figure("comm", lambda each: max(each.comm_us, each.exposed_comm_us), drop=3),
+    _Figure("comm", lambda each: each.comm_us, drop=3),
     _Figure("exposed", lambda each: each.exposed_comm_us),
     _Figure("wait", lambda each: each.exposed_wait_us, drop=1),
     _Figure("copies", lambda each: each.exposed_memcpy_us, is_optional=True),
     _Figure("other", lambda each: each.other_steps_us, is_optional=True),
     _Figure("idle", lambda each: each.idle_us),
-    _Figure("host", lambda each: min(each.idle_by_cause_us.of_launches, each.idle_us), drop=4),
-    _Figure(
-        "one-off", lambda each: min(each.idle_by_cause_us.one_off, each.idle_us), drop=4, is_optional=True
-    ),
-    _Figure("input", lambda each: min(each.idle_by_cause_us.data, each.idle_us), drop=5),
+    _Figure("host", lambda each: each.idle_by_cause_us.of_launches, drop=4),
+    _Figure("one-off", lambda each: each.idle_by_cause_us.one_off, drop=4, is_optional=True),
+    _Figure("input", lambda each: each.idle_by_cause_us.data, drop=5),
     _Figure("kernels", lambda each: each.num_kernels, drop=6, text=lambda n: format_count(n) if n else "-"),
 )
 _DROP_BAR = 2
@@ -172,18 +170,25 @@ def _table(
 
 
 def _in_whole_us(each: Breakdown) -> Breakdown:
-    """As it is shown: the parts add up to the span in the last digit, too."""
+    """As it is shown: the parts add up to the span in the last digit, too, and none is less than its own."""
     parts = (each.compute_us, each.exposed_comm_us, each.exposed_memcpy_us, each.other_steps_us, each.idle_us)
     span = round(each.span_us)
     compute, exposed, copies, other, idle = whole_parts(parts, span)
+    causes = each.idle_by_cause_us
+    known = (causes.of_launches, causes.one_off, causes.data)
+    of_launches, one_off, data, _ = whole_parts((*known, each.idle_us - sum(known)), idle)
     return replace(
         each,
         span_us=span,
         compute_us=compute,
+        comm_us=max(each.comm_us, exposed),
         exposed_comm_us=exposed,
         exposed_memcpy_us=copies,
         other_steps_us=other,
         idle_us=idle,
+        idle_by_cause_us=replace(
+            causes, host=of_launches, unrecorded=0, launching=0, latency=0, one_off=one_off, data=data
+        ),
         exposed_wait_us=min(each.exposed_wait_us, exposed),
     )
 

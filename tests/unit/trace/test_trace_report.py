@@ -498,6 +498,16 @@ def test_a_part_of_idle_time_is_rounded_as_that(tmp_path: Path) -> None:
     )
 
 
+def test_parts_of_idle_time_are_not_more_than_that(tmp_path: Path) -> None:
+    """The CPU loads data for 1.5 of 3 µs."""
+    loads = span("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 2, 1.5)
+    events = [launch(0, 1, 1), kernel("k", 1, 1, 1), loads, launch(4.5, 0.5, 2), kernel("k", 5, 1, 2)]
+    text = render_trace(analyse_paths([write(tmp_path / "rank0.json", events)]), 100)
+    names, row = (line.split() for line in text.splitlines() if line.startswith(("rank ", "   0 ")))
+    figures = dict(zip(names, row, strict=False))
+    assert (figures["idle"], figures["host"], figures["input"]) == ("0.003", "0.002", "0.001")
+
+
 @pytest.mark.parametrize(("alone", "rate"), [(0, "0.80"), (1, "0.80"), (9, "-")])
 def test_a_rate_of_several_sizes_is_their_bytes_over_their_time(
     tmp_path: Path, alone: int, rate: str
