@@ -310,10 +310,15 @@ def _report(ranked: Ranked, matched: Matched, notes: Sequence[Finding]) -> Trace
 
 
 def _of_usual_steps(found: Analysis, outlying: Set[int]) -> TraceReport:
-    """The report with the pipeline and the facts of the CPU of all steps but these."""
+    """The report with the pipeline and the facts of the CPU of all steps but these.
+
+    Of `MAX_STEPS` or more those of the CPU are of all steps, without times of what is done once.
+    """
     report = found.report
     steps = {step.step for rank in report.ranks for step in rank.steps} - outlying
-    cpu = found.cpu_in(steps) if len(steps) < MAX_STEPS else {rank.rank: rank.cpu for rank in report.ranks}
+    cpu = {rank.rank: replace(rank.cpu, once_us={}) for rank in report.ranks}
+    if len(steps) < MAX_STEPS:
+        cpu = found.cpu_in(steps)
     ranks = tuple(replace(rank, cpu=cpu[rank.rank]) for rank in report.ranks)
     return replace(report, ranks=ranks, pipeline=found.stages_in(steps) if report.pipeline else ())
 

@@ -792,6 +792,27 @@ def test_of_what_is_done_once_what_the_gpu_waits_for_is_named_with_its_time_in_a
     assert "in what is done once (cudaMalloc: 2.00 ms):" in report.conclusion
 
 
+@pytest.mark.parametrize(("num_steps", "named"), [(90, " (torch.compile: 0.362 ms)"), (120, "")])
+def test_what_an_outlying_step_does_once_is_not_named_for_the_others(
+    tmp_path: Path, num_steps: int, named: str
+) -> None:
+    """Of many steps, not each one's CPU is looked at."""
+    events, begin = list[Event](), 0
+    for i in range(num_steps):
+        length = 60_000 if i == num_steps // 2 else 2_000
+        busy, frame = length - 400, "entire_frame_compile (dynamo_timed)"
+        if length == 60_000:
+            busy, events = 90, [*events, called("cudaMalloc", begin + 100, begin + 59_000)]
+        elif i % 4 == 0:
+            busy, events = 90, [*events, called(frame, begin + 100, begin + 1_500, "user_annotation")]
+        events += [step(i, begin, length), launch(begin + 5, 5, 2 * i + 1)]
+        events += [kernel("k", begin + 10, busy, 2 * i + 1), launch(begin + length - 400, 5, 2 * i + 2)]
+        events.append(kernel("k", begin + length - 390, 390, 2 * i + 2))
+        begin += length
+    report = analyse_paths([write(tmp_path / "t.json", events)])
+    assert f"in what is done once{named}: trace later steps" in report.conclusion
+
+
 def test_compiling_is_done_once(tmp_path: Path) -> None:
     compiling = [
         span("user_annotation", "entire_frame_compile (dynamo_timed)", 1_100, 5_000),
