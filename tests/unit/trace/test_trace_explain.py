@@ -853,15 +853,18 @@ def test_what_recurs_is_not_done_once(tmp_path: Path) -> None:
     assert [(row.name, row.count, row.host_us) for row in rank.one_off] == [("cudaMalloc", 1, 9_900)]
 
 
-@pytest.mark.parametrize("num_queued", [300, 20])
-def test_a_launch_that_waits_for_a_full_queue_is_not_done_once(tmp_path: Path, num_queued: int) -> None:
-    """Its GPU works all the time; where little is queued, the call loads a module meanwhile."""
+@pytest.mark.parametrize(("num_queued", "work_us"), [(300, 30_000), (20, 30_000), (600, 8_000)])
+def test_a_launch_that_waits_for_a_full_queue_is_not_done_once(
+    tmp_path: Path, num_queued: int, work_us: int
+) -> None:
+    """Its GPU works all the time; where little is queued, or all done before, the call loads a module."""
     events = [step(1, 0, 30_000), launch(3_000, 9_000, num_queued + 1)]
     for i in range(num_queued + 1):
         events += [launch(5 * i, 4, i + 1)] * (i < num_queued)
-        events.append(kernel("k", 10 + 30_000 / (num_queued + 1) * i, 30_000 / (num_queued + 1) - 2, i + 1))
+        begin, length = work_us / num_queued * i, work_us / num_queued - 2
+        events.append(kernel("k", max(10 + begin, 12_000 if i == num_queued else 0), length, i + 1))
     report = analyse_paths([write(tmp_path / "t.json", events)])
-    names = ["cudaLaunchKernel"] if num_queued == 20 else []
+    names = [] if num_queued == 300 else ["cudaLaunchKernel"]
     assert [row.name for row in report.ranks[0].one_off] == names
     assert ("one-off" in {each.part for each in report.savings}) == bool(names)
 
