@@ -7,9 +7,12 @@ LOOPBACK = "127.0.0.1"
 
 
 def read_text(path: Path) -> str:
-    """The text of a small file of the kernel's; empty where there is none, or it may not be read."""
+    """The text of a small file of the kernel's; empty where there is none, or it may not be read.
+
+    The kernel cuts a process's name off after 15 bytes, which may be within a character.
+    """
     try:
-        return path.read_text().strip()
+        return path.read_text(errors="replace").strip()
     except OSError:
         return ""
 

@@ -2,7 +2,9 @@
 
 import json
 import os
+import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpurun.launcher.machine import read_text
 from gpurun.launcher.machine.git import git, is_changed
 from gpurun.launcher.machine.gpus.gpu import Gpus
 from gpurun.launcher.machine.gpus.nvml import inspect_nvidia_gpus, load_nvml
@@ -23,6 +26,7 @@ from gpurun.launcher.machine.host import (
     memory_bytes,
     usable_cores,
 )
+from gpurun.launcher.machine.process_tree import status_number
 from gpurun.launcher.report.terminal.hardware import render_devices
 from gpurun.launcher.units import GIB
 from tests.known import known
@@ -355,3 +359,13 @@ def test_a_directory_in_use_stays_where_another_of_its_purpose_is_made() -> None
     with temporary_directory("test-of-two") as first, temporary_directory("test-of-two"):
         assert first.is_dir()
     assert not first.exists()
+
+
+def test_a_name_that_the_kernel_cut_within_a_character_hides_no_process() -> None:
+    def renamed() -> tuple[int, int]:
+        thread = Path("/proc/thread-self")
+        (thread / "comm").write_text("é" * 9)
+        return status_number(thread, "Pid"), len(read_text(thread / "comm"))
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(renamed).result() == (pool.submit(threading.get_native_id).result(), 8)
