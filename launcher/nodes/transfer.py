@@ -141,12 +141,12 @@ class Inbox:
 
     def _append(self, path: Path, chunk: Chunk) -> None:
         with _open_for_writing(path) as file:
-            if chunk.path not in self.had_bytes:
+            if not chunk.content:
+                self.had_bytes[chunk.path] = file.truncate(0)
+            elif chunk.path not in self.had_bytes:
                 self.had_bytes[chunk.path] = end_of_lines(file)
             file.seek(self.had_bytes[chunk.path] + chunk.offset)
             file.write(chunk.content)
-            if not chunk.content:
-                file.truncate()
 
     def place(self, chunk: Chunk) -> Path:
         """The file that the chunk is a part of."""

@@ -70,13 +70,17 @@ def test_files_arrive_as_they_are_and_only_once(tmp_path_factory: Any, files: di
 
 
 def test_a_log_that_is_rotated_between_two_transfers_loses_no_line(tmp_path: Path) -> None:
-    """The new log may be shorter than what was sent of the one before, longer, or empty."""
+    """The new log may be shorter than what was sent of the one before, longer, or empty, and the node may
+    have joined again meanwhile."""
     outbox, inbox = Outbox(tmp_path / "theirs", 1), Inbox(tmp_path / "ours")
     log = tmp_path / "theirs/launches/x/log/rank1.log"
     log.parent.mkdir(parents=True)
     for number, num_lines in enumerate([5, 2, 9, 0, 1]):
         if number:
             assert rotate(log, 20)
+        if number % 2:
+            outbox.join_again()
+            inbox = Inbox(tmp_path / "ours")
         for part in range(2):
             with log.open("a") as file:
                 file.writelines(f"line {number} {part} {line}\n" for line in range(num_lines))
