@@ -7,7 +7,7 @@ import socket
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -145,21 +145,50 @@ def port_of(address: str) -> int:
     return int(address.rpartition(":")[2].partition("/")[0])
 
 
-def test_those_who_send_nothing_cost_a_bounded_number_of_threads_and_no_scrape(address: str) -> None:
-    before = threading.active_count()
+@pytest.fixture
+def num_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """The number of threads beside those of before; no time limit ends connections that send nothing."""
+    monkeypatch.setattr(plugin._Impatient, "timeout", None)
+    before = set(threading.enumerate())
+    return lambda: len(set(threading.enumerate()) - before)
+
+
+def test_those_who_send_nothing_cost_no_scrape(address: str, num_threads: Callable[[], int]) -> None:
     with contextlib.ExitStack() as opened:
-        silent = [
-            opened.enter_context(socket.create_connection(("127.0.0.1", port_of(address))))
-            for _ in range(MOST_REQUESTS + 20)
-        ]
-        assert all(one.recv(1) == b"" for one in silent[:20]), "the oldest are closed by the server"
-        assert threading.active_count() - before <= 2 * MOST_REQUESTS
+        silent: list[socket.socket] = []
+        for number in range(MOST_REQUESTS + 20):
+            silent.append(opened.enter_context(socket.create_connection(("127.0.0.1", port_of(address)))))
+            if number >= MOST_REQUESTS:
+                assert silent[number - MOST_REQUESTS].recv(1) == b"", "the oldest is closed by the server"
+            while num_threads() > MOST_REQUESTS:
+                threading.Event().wait(0.01)
         assert scrape(address)
         assert silent[20].recv(1) == b""
         silent[-1].setblocking(False)
         with pytest.raises(BlockingIOError):
             silent[-1].recv(1)
-    while threading.active_count() > before:
+    while num_threads():
+        threading.Event().wait(0.01)
+    assert scrape(address)
+
+
+def test_those_who_send_nothing_cost_a_bounded_number_of_threads(
+    address: str, num_threads: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the threads of closed connections take to end."""
+    may_end = threading.Event()
+    monkeypatch.setattr(plugin._Impatient, "finish", lambda _: may_end.wait(), raising=False)
+    with contextlib.ExitStack() as opened:
+        silent = [
+            opened.enter_context(socket.create_connection(("127.0.0.1", port_of(address))))
+            for _ in range(3 * MOST_REQUESTS)
+        ]
+        begun, refused = silent[: 2 * MOST_REQUESTS], silent[2 * MOST_REQUESTS :]
+        assert all(one.recv(1) == b"" for one in begun), "closed for those that came later"
+        assert num_threads() == 2 * MOST_REQUESTS
+        assert all(one.recv(1) == b"" for one in refused)
+        may_end.set()
+    while num_threads():
         threading.Event().wait(0.01)
     assert scrape(address)
 
