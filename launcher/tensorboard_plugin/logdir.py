@@ -191,15 +191,6 @@ _STAMP = re.compile(r"(\d{4}-\d\d-\d\d)_(\d\d)-(\d\d)-\d\d")
 
 
 @dataclass(frozen=True)
-class TraceFile:
-    """A variant's trace."""
-
-    path: Path
-    rank: int | None
-    """The rank in the file's name; `None` where only the content shows it."""
-
-
-@dataclass(frozen=True)
 class Listed:
     """A run as it was found. Only these are ever opened: what a request names is looked up here."""
 
@@ -224,13 +215,16 @@ class Listed:
         name = job or (self.path.parent.name if stamp else self.path.name)
         return f"{name} · {stamp[1]} {stamp[2]}:{stamp[3]}" if stamp else name
 
-    def traces_of(self, variant: str) -> tuple[TraceFile, ...]:
-        """The variant's traces that may be read, by rank; `variant` is an id out of our own listing."""
+    def traces_of(self, variant: str) -> dict[Path, int | None]:
+        """The variant's traces that may be read, by rank, `None` where no name has it.
+
+        `variant` is an id out of our own listing.
+        """
         inner = [path for path in self._paths(variant) if inside(self.root, path)]
         # One that holds all ranks would count as one more rank next to them.
         ours = [path for path in inner if not _is(is_merged, self.root, path)]
-        found = [TraceFile(path, rank_in_name(path.name)) for path in ours]
-        return tuple(sorted(found, key=lambda each: (each.rank is None, each.rank or 0, each.path.name)))
+        ranks = {path: rank_in_name(path.name) for path in ours}
+        return dict(sorted(ranks.items(), key=lambda item: (item[1] is None, item[1] or 0, item[0].name)))
 
     def outside(self, variant: str) -> tuple[Path, ...]:
         """Files like a trace of the variant that aren't opened: links that lead out, or to nothing."""
@@ -245,7 +239,7 @@ class Listed:
 
     def indexed(self, variant: str) -> Traces | None:
         """The variant's traces as an index takes them; `None` if there are none."""
-        files = tuple(each.path for each in self.traces_of(variant))
+        files = tuple(self.traces_of(variant))
         return Traces(files[0].parent, files, self.root) if files else None
 
 
@@ -353,16 +347,10 @@ LIVE_S = 120.0
 
 
 class Outline(msgspec.Struct, frozen=True):
-    """The part of a comparison that the list of runs needs."""
+    """The part of a comparison or a plan that the list of runs needs."""
 
     name: str = ""
     complete: bool = False
-
-
-class Name(msgspec.Struct, frozen=True):
-    """The part of a plan that the list of runs needs."""
-
-    name: str = ""
 
 
 def read_comparison(listed: Listed) -> Comparison | None:
@@ -390,11 +378,8 @@ def read_improvement(listed: Listed) -> Improvement | None:
 
 def outline(listed: Listed) -> Outline:
     """Name and whether all is measured; from the plan while there is no comparison."""
-    found = _read(listed, listed.run.comparison, Outline)
-    if found is not None:
-        return found
-    plan = _read(listed, listed.run.plan, Name)
-    return Outline(plan.name if plan else "")
+    found = _read(listed, listed.run.comparison, Outline) or _read(listed, listed.run.plan, Outline)
+    return found or Outline()
 
 
 def status(listed: Listed) -> Status:

@@ -167,7 +167,7 @@ def run_version(listed: Listed) -> str:
     """Another one whenever `run` would answer otherwise."""
     run = listed.run
     if listed.kind == "traces":
-        return version(listed.trace_names, files=[each.path for each in listed.traces_of(TRACES)])
+        return version(listed.trace_names, files=listed.traces_of(TRACES))
     directories = sorted((run.path / "variants").glob("*"))
     files = (run.comparison, run.plan, run.host, improvement_file(listed), *directories)
     return version(status(listed), files=files)
@@ -344,9 +344,9 @@ def unopened(listed: Listed, variant: str) -> list[UnreadableFile]:
 def _traces(listed: Listed, variant: str) -> list[dict[str, Any]]:
     return [
         {
-            "rank": each.rank,
-            "file": each.path.relative_to(listed.path).as_posix(),
-            "bytes": each.path.stat().st_size,
+            "rank": rank,
+            "file": path.relative_to(listed.path).as_posix(),
+            "bytes": path.stat().st_size,
         }
-        for each in listed.traces_of(variant)
+        for path, rank in listed.traces_of(variant).items()
     ]

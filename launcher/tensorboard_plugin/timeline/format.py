@@ -252,24 +252,17 @@ def merge(blocks: Blocks, shortest_ns: int) -> Blocks:
     short = np.flatnonzero(blocks.end - blocks.start < shortest_ns)
     if len(short) < 2:
         return blocks
-    celled = _by_cell(blocks.pick(short), shortest_ns)
-    firsts = short[celled.firsts]
+    celled, positions = _by_cell(blocks.pick(short), shortest_ns)
+    firsts = short[positions]
     keep = np.ones(len(blocks), dtype=bool)
     keep[short] = False
     kept = np.flatnonzero(keep)
     order = np.argsort(np.concatenate((firsts, kept)), kind="stable")
-    both = join((celled.blocks, blocks.pick(kept))).pick(order)
+    both = join((celled, blocks.pick(kept))).pick(order)
     return _join_runs(both, order < len(firsts), shortest_ns)
 
 
-@dataclass(frozen=True, eq=False)
-class _Celled:
-    blocks: Blocks
-    firsts: NDArray[np.intp]
-    """Position of the first block that went into each."""
-
-
-def _by_cell(blocks: Blocks, cell_ns: int) -> _Celled:
+def _by_cell(blocks: Blocks, cell_ns: int) -> tuple[Blocks, NDArray[np.intp]]:
     cell = blocks.start // cell_ns
     new = np.ones(len(blocks), dtype=bool)
     new[1:] = (cell[1:] != cell[:-1]) | (blocks.row[1:] != blocks.row[:-1])
@@ -286,11 +279,11 @@ def _join_runs(blocks: Blocks, is_short: NDArray[np.bool_], gap_ns: int) -> Bloc
         & (blocks.row[1:] == blocks.row[:-1])
         & (blocks.start[1:] - blocks.end[:-1] < gap_ns)
     )
-    return blocks if new.all() else _grouped(blocks, new).blocks
+    return blocks if new.all() else _grouped(blocks, new)[0]
 
 
-def _grouped(blocks: Blocks, new: NDArray[np.bool_]) -> _Celled:
-    """One block for each run that begins where `new` is true."""
+def _grouped(blocks: Blocks, new: NDArray[np.bool_]) -> tuple[Blocks, NDArray[np.intp]]:
+    """One block for each run that begins where `new` is true, and the position of the first of each run."""
     firsts = np.flatnonzero(new)
     lasts = np.append(firsts[1:], len(blocks)) - 1
     alone = firsts == lasts
@@ -303,7 +296,7 @@ def _grouped(blocks: Blocks, new: NDArray[np.bool_]) -> _Celled:
         busy=np.add.reduceat(blocks.busy, firsts),
         row=blocks.row[firsts],
     )
-    return _Celled(grouped, firsts)
+    return grouped, firsts
 
 
 def _main_kind(blocks: Blocks, new: NDArray[np.bool_], num_groups: int) -> Int8:
