@@ -218,6 +218,13 @@ STEP_AXIS = """async (steps) => {
     host.remove();
     return names;
 }"""
+WAITS = """async (ranks) => {
+    const { ranksByWait } = await import(new URL('plugin/gpurun/static/where/heat.js', location.href));
+    const step = ([step, exposed_wait_ms]) => ({ step, exposed_wait_ms });
+    const rank = (steps, rank) => (
+        { rank, device: '', typical: { exposed_wait_ms: -rank }, steps: steps.map(step) });
+    return ranksByWait({ ranks: [] }, ranks.map(rank)).map((row) => [row.steps, row.waits.map(String)]);
+}"""
 TRACED_STEPS = """async (ranks) => {
     const { tracedSteps } = await import(new URL('plugin/gpurun/static/where/strip.js', location.href));
     const step = ([step, span_ms]) => ({ step, span_ms });
@@ -235,6 +242,11 @@ def test_steps_have_the_numbers_that_the_trace_has(tab: Tab) -> None:
         "round": [0, 0, 0, 0],
         "step_ms": [10, 30, 40, 12],
     }
+    assert tab.page.evaluate(WAITS, [*ranks, []]) == [
+        [[4, 5, 6, 7], ["10", "30", "10", "NaN"]],
+        [[4, 5, 6, 7], ["NaN", "20", "40", "12"]],
+        [[], ["-2"]],
+    ]
 
 
 @pytest.mark.slow

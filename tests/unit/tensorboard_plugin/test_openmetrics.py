@@ -176,9 +176,10 @@ def test_those_who_send_nothing_cost_a_bounded_number_of_threads(
     address: str, num_threads: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long the threads of closed connections take to end."""
-    may_end = threading.Event()
-    monkeypatch.setattr(plugin._Impatient, "finish", lambda _: may_end.wait(), raising=False)
+    may_end, finish = threading.Event(), plugin._Impatient.finish
+    monkeypatch.setattr(plugin._Impatient, "finish", lambda self: may_end.wait() and finish(self))
     with contextlib.ExitStack() as opened:
+        opened.callback(may_end.set)
         silent = [
             opened.enter_context(socket.create_connection(("127.0.0.1", port_of(address))))
             for _ in range(3 * MOST_REQUESTS)
@@ -187,7 +188,6 @@ def test_those_who_send_nothing_cost_a_bounded_number_of_threads(
         assert all(one.recv(1) == b"" for one in begun), "closed for those that came later"
         assert num_threads() == 2 * MOST_REQUESTS
         assert all(one.recv(1) == b"" for one in refused)
-        may_end.set()
     while num_threads():
         threading.Event().wait(0.01)
     assert scrape(address)

@@ -46,7 +46,7 @@ export function hasWaits(variant) {
 }
 
 /**
- * Ranks sorted by mean wait, most first, each with its waits by step.
+ * Ranks sorted by mean wait, most first, each with its waits by step: `NaN` for a step that its trace lacks.
  * @param {Variant} variant
  * @param {RankBreakdown[] | null} traced
  * @returns {RankWaits[]}
@@ -54,14 +54,17 @@ export function hasWaits(variant) {
 export function ranksByWait(variant, traced) {
   /** @param {RankBreakdown} rank */
   const deviceOf = (rank) => variant.ranks.find((one) => one.rank === rank.rank)?.device ?? rank.device;
+  const all = (traced ?? []).flatMap((rank) => rank.steps.map((step) => step.step));
+  const steps = [...new Set(all)].sort((a, b) => a - b);
   const typical = (traced ?? []).flatMap((rank) => {
     if (!rank.typical) return [];
+    const waits = new Map(rank.steps.map((step) => [step.step, step.exposed_wait_ms]));
     return {
       rank: rank.rank,
       device: deviceOf(rank),
       // Without step markers the whole trace is one cell.
-      waits: rank.steps.length ? rank.steps.map((step) => step.exposed_wait_ms) : [rank.typical.exposed_wait_ms],
-      steps: rank.steps.map((step) => step.step),
+      waits: waits.size ? steps.map((step) => waits.get(step) ?? NaN) : [rank.typical.exposed_wait_ms],
+      steps: waits.size ? steps : [],
       mean: rank.typical.exposed_wait_ms,
     };
   });
@@ -90,7 +93,7 @@ export function drawHeat(host, app, variant, traced) {
     replace(host, el('p', { class: 'muted' }, 'No figures by rank.'));
     return null;
   }
-  const bounds = shadeBounds(rows.flatMap((row) => row.waits));
+  const bounds = shadeBounds(rows.flatMap((row) => row.waits.filter((wait) => !Number.isNaN(wait))));
   const slowest = last(rows);
   const { scale, step } = fromZero(Math.max(...rows.map((row) => row.mean), 0.001), 3);
   const height = rows.length * ROW_PX;
@@ -231,6 +234,7 @@ function paintCells(canvas, rows, bounds) {
   rows.forEach((row, index) => {
     const cell = width / row.waits.length;
     row.waits.forEach((wait, step) => {
+      if (Number.isNaN(wait)) return;
       const shade = bounds.filter((bound) => wait >= bound).length;
       context.fillStyle = colours[`heat-${Math.min(SHADES - 1, shade)}`];
       context.fillRect(step * cell, index * ROW_PX, cell + 0.3, ROW_PX - GAP_PX);
@@ -277,8 +281,9 @@ function listen(canvas, app, variant, rows) {
   };
   canvas.addEventListener('pointermove', (event) => {
     const { row, step } = at(event);
+    const wait = row.waits[step];
     showTip(
-      `rank ${row.rank} (${row.device}), ${row.steps.length ? `step ${row.steps[step]}` : 'whole trace'}: waits ${three(row.waits[step])} ms`,
+      `rank ${row.rank} (${row.device}), ${row.steps.length ? `step ${row.steps[step]}` : 'whole trace'}: ${Number.isNaN(wait) ? 'not in its trace' : `waits ${three(wait)} ms`}`,
       event.clientX,
       event.clientY,
     );
