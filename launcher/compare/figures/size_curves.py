@@ -229,7 +229,7 @@ def point(records: Sequence[PointRecord]) -> CurvePoint:
 
 
 def giga_per_s(count: int | None, time_us: float) -> float | None:
-    """10⁹ of `count` per second."""
+    """`count` per second, in units of 10⁹; `None` where it isn't known."""
     return count / time_us * 1e6 / 1e9 if count is not None and time_us > 0 else None
 
 
@@ -299,14 +299,15 @@ def probe_summary(workload: str, results: Mapping[str, ProbeResult | None]) -> s
 
 
 def _sentences(workload: str, result: ProbeResult) -> list[str]:
-    if workload == "crossover" and len(result.curves) == 2:
-        if result.crossover_size is not None:
-            return [reason("gpu-faster", num_rows=result.crossover_size)]
-        is_faster = sizes_compared(*result.curves)
-        sizes = [format_count(size) for size in is_faster if is_faster[size]]
-        num_rows = result.curves[0].points[-1].size
-        return [reason("gpu-faster-at" if sizes else "gpu-slower", sizes=listed(sizes), num_rows=num_rows)]
-    return [_curve_sentence(curve_) for curve_ in result.curves]
+    is_pair = workload == "crossover" and len(result.curves) == 2
+    is_faster = sizes_compared(*result.curves) if is_pair else {}
+    if not is_faster:
+        return [_curve_sentence(curve_) for curve_ in result.curves]
+    if result.crossover_size is not None:
+        return [reason("gpu-faster", num_rows=result.crossover_size)]
+    sizes = [format_count(size) for size in is_faster if is_faster[size]]
+    case = "gpu-faster-at" if sizes else "gpu-slower"
+    return [reason(case, sizes=listed(sizes), num_rows=max(is_faster))]
 
 
 def _curve_sentence(found: Curve) -> str:
