@@ -392,7 +392,7 @@ class MeasuredVariant:
     means: Mapping[int, float] = field(default_factory=dict)
     """ln(mean step in ns) of a program's launches, by repetition; empty for others."""
     aa_logs: Logs = field(default_factory=dict)
-    """The same of the baseline's second blocks; empty for the others."""
+    """As `logs`, of the baseline's second blocks; empty for the others."""
     trends: tuple[Finding, ...] = ()
     """Findings about a program's steps that grow or shrink, which other load may explain."""
     memory: Mapping[int, MemoryPeak] = field(default_factory=dict)
