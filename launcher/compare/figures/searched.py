@@ -164,10 +164,17 @@ def shown_value(setting: str, value: Any) -> str:
     return value_text(value) or ("given" if setting == "args" else "none")
 
 
+def texts_of(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The values of settings and of their parts as effects have them, by key."""
+    return {key_of(name, part): shown_value(name, value) for name, part, value in parts_of(settings)}
+
+
 def winner_findings(search: SearchResult, is_settled: bool) -> tuple[Finding, ...]:
     """Why the best combination is faster than the job's own; where that is settled, how to have it."""
     settings = {combination.variant: combination.settings for combination in search.combinations}
     own, best = (settings.get(name or "", {}) for name in (search.own, search.best))
+    texts, best_texts = texts_of(own), texts_of(best)
+    num_other = sum(texts.get(key) != best_texts.get(key) for key in {each.key for each in search.effects})
     names = dict.fromkeys(effect.key.partition(" ")[0] for effect in search.effects)
     other = [
         f"`{name}: {flow_text(best[name])}`" for name in names if name in best and best[name] != own.get(name)
@@ -178,7 +185,7 @@ def winner_findings(search: SearchResult, is_settled: bool) -> tuple[Finding, ..
         if has_step
         else ()
     )
-    return (*(costly_value(search) if len(other) > 1 else ()), *use_it)  # else the answer says it
+    return (*(costly_value(search) if num_other > 1 else ()), *use_it)  # else the answer says it
 
 
 def untried(found: Sequence[Finding], search: SearchResult | None) -> tuple[Finding, ...]:
@@ -196,7 +203,7 @@ def costly_value(search: SearchResult) -> tuple[Finding, ...]:
         (combination.settings for combination in search.combinations if combination.variant == search.own), {}
     )
     lacked = {effect.key: NOT_GIVEN for effect in search.effects if effect.key.partition(" ")[0] in own}
-    values = lacked | {key_of(name, part): shown_value(name, value) for name, part, value in parts_of(own)}
+    values = lacked | texts_of(own)
     costs = [effect for effect in search.effects if values.get(effect.key) == effect.value]
     known = [(effect, effect.at_best) for effect in costs if effect.at_best]
     slower = [(effect, change) for effect, change in known if change.ci and change.ci[0] > 0]

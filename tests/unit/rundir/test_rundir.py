@@ -3,6 +3,8 @@
 import errno
 import os
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -64,15 +66,25 @@ def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
 def test_lines_that_only_fit_in_part_are_not_kept_and_the_reason_is_the_systems(tmp_path: Path) -> None:
     path = tmp_path / "rank0.jsonl"
     append_lines(path, ["one"])
+    with files_up_to(10), pytest.raises(MachineError, match=os.strerror(errno.EFBIG)):
+        append_lines(path, ["two", "three"])
+    assert path.read_text() == '"one"\n'
+
+
+@contextmanager
+def files_up_to(num_bytes: int) -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
     try:
-        with pytest.raises(MachineError) as error:
-            append_lines(path, ["two", "three"])
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert os.strerror(errno.EFBIG) in str(error.value)
-    assert path.read_text() == '"one"\n'
+
+
+def test_a_directory_whose_files_hold_nothing_is_refused_before_a_run(tmp_path: Path) -> None:
+    with files_up_to(0), pytest.raises(MachineError, match="can't write .*runs: "):
+        check_writable(tmp_path / "runs")
+    check_writable(tmp_path / "runs")
 
 
 def test_a_dead_link_and_a_place_that_takes_no_files_are_named(tmp_path: Path) -> None:

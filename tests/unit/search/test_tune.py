@@ -247,6 +247,22 @@ def test_the_values_of_the_best_are_given_as_the_job_file_takes_them(
     assert costs.figures["percent"] == pytest.approx(100)
 
 
+def test_of_several_parts_of_a_setting_what_costs_most_is_named(tmp_path: Path) -> None:
+    values = ", ".join(f"{{width: {width}, layers: {layers}}}" for width in (64, 128) for layers in (1, 2))
+    job = "workload: gpt\ndevices: cpu:2\nglobal_batch: 8\nparams: {width: 64, layers: 1}\n"
+    tuning = tuning_of(tmp_path, f"{job}compare: {{params: [{values}]}}")
+
+    def outcome(variant: Variant) -> Mapping[str, Any]:
+        return {"step_ms": 60.0 / (1 + (variant.params["width"] == 128)) / variant.params["layers"]}
+
+    searched(tuning, outcome)
+    search = known(compare_run(tuning.run).search)
+    costs, use_it = winner_findings(search, is_settled=True)
+    assert use_it.figures["settings"] == ["`params: {width: 128, layers: 2}`"]
+    assert costs.figures["key"] in ("params width", "params layers")
+    assert costs.figures["percent"] == pytest.approx(100)
+
+
 def test_where_the_best_was_compared_the_effect_is_that_of_the_comparison(tuning: Tuning) -> None:
     searched(tuning)
     record = known(tuning.run.read_search())
