@@ -174,7 +174,8 @@ def winner_findings(search: SearchResult, is_settled: bool) -> tuple[Finding, ..
     settings = {combination.variant: combination.settings for combination in search.combinations}
     own, best = (settings.get(name or "", {}) for name in (search.own, search.best))
     texts, best_texts = texts_of(own), texts_of(best)
-    num_other = sum(texts.get(key) != best_texts.get(key) for key in {each.key for each in search.effects})
+    compared = {each.key for each in search.effects} & best_texts.keys()
+    num_other = sum(texts.get(key) != best_texts[key] for key in compared)
     names = dict.fromkeys(effect.key.partition(" ")[0] for effect in search.effects)
     other = [
         f"`{name}: {flow_text(best[name])}`" for name in names if name in best and best[name] != own.get(name)

@@ -82,7 +82,7 @@ def files_up_to(num_bytes: int) -> Iterator[None]:
 
 
 def test_a_directory_whose_files_hold_nothing_is_refused_before_a_run(tmp_path: Path) -> None:
-    with files_up_to(0), pytest.raises(MachineError, match="can't write .*runs: "):
+    with files_up_to(0), pytest.raises(MachineError, match=r"can't write .*runs: "):
         check_writable(tmp_path / "runs")
     check_writable(tmp_path / "runs")
 
