@@ -70,11 +70,12 @@ class Session:
     """The mistake in the job itself, where only building its workload could show it."""
     ranks: RankPool = field(init=False)
     """The ranks of the launch that runs now."""
-    attempt: RunningAttempt | None = None
+    attempt: RunningAttempt = field(init=False)
+    """The attempt that was started last."""
     watch: Watch | None = None
     """The state of the newest attempt's ranks."""
     may_run: bool = False
-    """Whether ranks may be running."""
+    """Whether its ranks may be running."""
     interruption: Interrupted | None = None
     """The signal that came when a launch had ended well, whose program had left something."""
     used: list[RankPool] = field(default_factory=list)
@@ -190,7 +191,7 @@ class Session:
         Raises:
             MachineError: a rank could not write its results.
         """
-        attempt = self.current
+        attempt = self.attempt
         ended = [exit_.rank for exit_ in exits if exit_.returncode == os.EX_IOERR]
         if full := [rank for rank in ended if self.lacks_room(rank)]:
             where = attempt.host_of(full[0]) if self.plan.nodes else None
@@ -205,7 +206,7 @@ class Session:
 
     def lacks_room(self, rank: int) -> bool:
         """Whether a rank that ended with EX_IOERR couldn't write: a program may end with that code, too."""
-        spec, attempt = self.starter.spec, self.current
+        spec, attempt = self.starter.spec, self.attempt
         if not spec.kind.runs_program:
             return True
         if any(failure.rank == rank for failure in self.run.read_failures(attempt.name)):
@@ -218,21 +219,14 @@ class Session:
             return True
         return False
 
-    @property
-    def current(self) -> RunningAttempt:
-        """The attempt that was started last."""
-        if self.attempt is None:
-            raise RuntimeError("no attempt has been started")
-        return self.attempt
-
     def start(self, launch: Launch, left: Remaining) -> RunningAttempt:
         """Starts the ranks of a launch."""
-        self.may_run = True
         self.ranks = self.pools.get(*self.plan.environment(launch.variants[0]))
         self.attempt = RunningAttempt(
             self.starter, launch, left.attempts + 1, self.ranks, self.relay, self.clock
         )
         self.wait_for_quiet(self.attempt.name)
+        self.may_run = True
         self.attempt.start(left.rounds, self.preloads(launch, left))
         self.on_event(launch, None)
         return self.attempt
@@ -250,16 +244,16 @@ class Session:
 
     def diagnose(self, late: Late, variant: str | None) -> Hang:
         """Finds out what late ranks are doing, and reports it."""
-        hang = self.current.diagnose()
-        what = f"{variant or self.current.launch.id}: {late.text(hang)}"
-        self.reporter.report_hang(hang, self.current.name, what, goes_on=not late.stops)
+        hang = self.attempt.diagnose()
+        what = f"{variant or self.attempt.launch.id}: {late.text(hang)}"
+        self.reporter.report_hang(hang, self.attempt.name, what, goes_on=not late.stops)
         return hang
 
     def restart(self, ended: Ended, number: int) -> None:
         """Reports that the launch starts again as it was, and waits before."""
         reason = ended.failure.reason if ended.failure else str(ended.late)
-        record = Restart(self.clock.time_ns(), self.current.name, number, reason)
-        which = f"{number} of {self.limits.restarts} of {self.current.launch.id}"
+        record = Restart(self.clock.time_ns(), self.attempt.name, number, reason)
+        which = f"{number} of {self.limits.restarts} of {self.attempt.launch.id}"
         self.reporter.report_restart(record, f"restart {which} in {pause_s(number):g} s")
         self.clock.sleep(pause_s(number))
 
@@ -293,7 +287,7 @@ class Session:
         """
         if self.load_due_s is None or now_s < self.load_due_s:
             return
-        found = load_so_far(self.run, self.plan, self.current.launch, self.starter.machine.cpu_cores)
+        found = load_so_far(self.run, self.plan, self.attempt.launch, self.starter.machine.cpu_cores)
         took_s = self.clock.monotonic() - now_s
         self.load_due_s = now_s + max(LOAD_EVERY_S, 100 * took_s)
         if found is not None:
@@ -309,11 +303,10 @@ class Session:
             if may_save:  # first what the command got
                 number = signal.SIGINT if error.cause == CTRL_C else signal.Signals[error.cause]
                 signals = tuple(dict.fromkeys((number, *TERMINATE)))
-        if self.attempt is not None:
-            self.attempt.stop(signals)
-            if is_interrupted and not self.is_part:
-                self.relay.finish()
-            self.note_killed(self.ranks.poll(0), error.cause if isinstance(error, Interrupted) else "")
+        self.attempt.stop(signals)
+        if is_interrupted and not self.is_part:
+            self.relay.finish()
+        self.note_killed(self.ranks.poll(0), error.cause if isinstance(error, Interrupted) else "")
 
     def note_killed(self, exits: Sequence[Exit], cause: str = "") -> None:
         """Reports a program that was stopped, and ranks whose time to end was over.
@@ -326,7 +319,7 @@ class Session:
         if (killed or cause) and self.starter.spec.kind.runs_program:
             now_ns, limit_s = self.clock.time_ns(), self.starter.spec.grace_limit_s
             ended = listed(sorted({short_status(exit_.returncode) for exit_ in exits}))
-            record = Killed(now_ns, self.current.name, killed, limit_s, cause, ended)
+            record = Killed(now_ns, self.attempt.name, killed, limit_s, cause, ended)
             append_lines(self.run.killed, [record])
             self.reporter.report(killed_note(record).text)
 
@@ -336,17 +329,17 @@ class Session:
         Raises:
             SpecError: it does. Other variants would hardly do better, and each would say the same.
         """
-        first = self.plan.variant(self.current.launch.variants[0])
+        first = self.plan.variant(self.attempt.launch.variants[0])
         is_compared = len({variant.line for variant in self.plan.variants}) > 1
         if not is_compared or self.run.read_steps(first.id):
             return
-        if refused := self.reporter.refused_arguments(failure, self.current.name, variant_label(first)):
+        if refused := self.reporter.refused_arguments(failure, self.attempt.name, variant_label(first)):
             raise refused
 
     def settle(self, ended: Ended, missing: Sequence[str]) -> None:
         """Writes down how the variants of an attempt ended."""
         self.mistake = ended.mistake or self.mistake
-        attempt = self.current
+        attempt = self.attempt
         if ended.failure is not None:
             attempt.pass_error_on(ended.failure.rank, ended.failure.code)
         skipped = record_outcomes(self.run, self.plan, attempt.launch, attempt.name, ended, missing)

@@ -232,7 +232,7 @@ def test_what_interrupted_ranks_write_is_shown_unless_the_run_is_a_part(
     case = Case(tmp_path, SPLITS, [], is_part=is_part)
 
     def writes() -> None:
-        path = case.run.log(case.session.current.name, 0)
+        path = case.run.log(case.session.attempt.name, 0)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("KeyboardInterrupt\n")
 
@@ -928,6 +928,29 @@ def test_ctrl_c_in_the_pause_before_a_restart_has_nothing_to_stop(tmp_path: Path
     assert case.fails() is CTRL_C
     assert case.ranks.log == ["start 01-ddp-2", "stop 01-ddp-2"]
     assert case.said[-1].startswith("restart 1 of 3")
+
+
+@pytest.mark.parametrize("waits_for", ["servers", "quiet"])
+def test_ctrl_c_before_the_next_launch_has_ranks_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits_for: str
+) -> None:
+    """The launch before it, which ended well, is not blamed."""
+    case = Case(tmp_path, f"{COMPARED}wait_for_quiet: 30s\n", [exits(0, 0)])
+    first = case.plan.launches[0].id
+    ways = {"servers": (case.ranks, "get", case.ranks), "quiet": (session, "becomes_quiet", True)}
+    where, name, found = ways[waits_for]
+
+    def interrupted(*_: object) -> object:
+        if case.ranks.log:
+            raise CTRL_C
+        return found
+
+    monkeypatch.setattr(session, "becomes_quiet", lambda *_: True)
+    monkeypatch.setattr(where, name, interrupted)
+    assert case.fails() is CTRL_C
+    assert case.ranks.log == [f"start {first}", f"stop {first}"]
+    assert case.run.read_killed() == []
+    assert not any("Ctrl-C" in text for text in case.said)
 
 
 def test_a_bug_of_ours_stops_the_ranks_too(tmp_path: Path) -> None:
