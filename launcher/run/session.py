@@ -17,6 +17,7 @@ from gpurun.launcher.errors import CTRL_C, Interrupted, MachineError, ParamsErro
 from gpurun.launcher.failures.reporter import Reporter, full_disk, stopping_text
 from gpurun.launcher.failures.root_cause import NUM_LINES, Failure, is_transient, root_cause, short_status
 from gpurun.launcher.inspect.hang_diagnosis import Hang
+from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.values import BECOMES_COMMAND
 from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.machine.process_tree import becomes_quiet
@@ -33,7 +34,7 @@ from gpurun.launcher.run.attempts import (
 )
 from gpurun.launcher.run.budget import Budget
 from gpurun.launcher.run.running_attempt import RunningAttempt, Starter, TimeSource
-from gpurun.launcher.run.watch import Late, Limits, Tick, Watch, limits_of, located
+from gpurun.launcher.run.watch import Late, Tick, Watch, located
 from gpurun.launcher.rundir.files import append_lines, write_json
 from gpurun.launcher.rundir.paths import check_writable
 from gpurun.launcher.rundir.records import Command, Event, Killed, QuietWait, Restart, Resumption
@@ -84,10 +85,9 @@ class Session:
     """When to look for other load next; `None` once it has been reported."""
 
     def __post_init__(self) -> None:
-        self.plan, self.run = self.starter.plan, self.starter.run
+        self.plan, self.spec, self.run = self.starter.plan, self.starter.spec, self.starter.run
         self.ranks = self.pools.get(*self.plan.environment(self.plan.variants[0].id))
         self.budget = Budget(self.plan, self.run, self.clock.monotonic)
-        self.limits = limits_of(self.starter.spec)
         self.load_due_s = None if self.is_part else 0.0
 
     def execute(self) -> Comparison:
@@ -135,7 +135,7 @@ class Session:
         while (left := self.remaining(launch, rounds)).missing:
             was_missing = True
             ended, number = self.attempted(launch, left), left.restarts + 1
-            if should_restart(ended, number, self.limits, self.relay.as_torchrun):
+            if should_restart(ended, number, self.spec, self.relay.as_torchrun):
                 self.restart(ended, number)
             else:
                 self.settle(ended, left.missing)
@@ -155,8 +155,8 @@ class Session:
         watch = Watch.begin(len(launch.processes), self.clock.monotonic(), self.watch)
         late = None
         while not watch.is_over and not (late and late.stops):
-            self.watch = watch = watch.after(self.wait(attempt, watch), self.limits)
-            late = None if watch.is_over else watch.late(self.limits)
+            self.watch = watch = watch.after(self.wait(attempt, watch), self.spec)
+            late = None if watch.is_over else watch.late(self.spec)
             if late is not None:
                 self.watch = watch = replace(watch, hang_reported=watch.hang_reported or late.is_hang)
                 hang = self.diagnose(late, watch.variant)
@@ -212,7 +212,7 @@ class Session:
         if any(failure.rank == rank for failure in self.run.read_failures(attempt.name)):
             return False
         if attempt.launch.processes[rank].node != 0:  # whose disk can't be asked
-            return spec.module != BECOMES_COMMAND  # which leaves no record
+            return self.spec.module != BECOMES_COMMAND  # which leaves no record
         try:
             check_writable(self.run.path)
         except MachineError:
@@ -253,13 +253,13 @@ class Session:
         """Reports that the launch starts again as it was, and waits before."""
         reason = ended.failure.reason if ended.failure else str(ended.late)
         record = Restart(self.clock.time_ns(), self.attempt.name, number, reason)
-        which = f"{number} of {self.limits.restarts} of {self.attempt.launch.id}"
+        which = f"{number} of {self.spec.restarts} of {self.attempt.launch.id}"
         self.reporter.report_restart(record, f"restart {which} in {pause_s(number):g} s")
         self.clock.sleep(pause_s(number))
 
     def wait_for_quiet(self, attempt: str) -> None:
         """Waits for other programs to leave the cores, if the job says so."""
-        limit_s, began_s = self.starter.spec.wait_for_quiet_s, self.clock.monotonic()
+        limit_s, began_s = self.spec.wait_for_quiet_s, self.clock.monotonic()
         if limit_s is None or NOT_COUNTED in self.reporter.messages:
             return
         if not self.run.waits.exists():
@@ -278,7 +278,7 @@ class Session:
         for event in events:
             self.on_event(attempt.launch, event)
         self.warn_of_load(self.clock.monotonic())
-        return attempt.tick(exits, events, watch.due(self.limits))
+        return attempt.tick(exits, events, watch.due(self.spec))
 
     def warn_of_load(self, now_s: float) -> None:
         """Reports once that ranks wait for other programs, as long as something can be done about it.
@@ -298,8 +298,8 @@ class Session:
         """Ends the ranks after an error; if that fails, the new error ends the run."""
         is_interrupted, signals = isinstance(error, Interrupted), TERMINATE
         if isinstance(error, Interrupted):
-            may_save = self.starter.spec.kind.runs_program
-            self.reporter.say(stopping_text(error, self.starter.spec.grace_limit_s, may_save))
+            may_save = self.spec.kind.runs_program
+            self.reporter.say(stopping_text(error, self.spec.grace_limit_s, may_save))
             if may_save:  # first what the command got
                 number = signal.SIGINT if error.cause == CTRL_C else signal.Signals[error.cause]
                 signals = tuple(dict.fromkeys((number, *TERMINATE)))
@@ -316,8 +316,8 @@ class Session:
             cause: the signal that the command got, if that was why.
         """
         killed = tuple(sorted(exit_.rank for exit_ in exits if exit_.was_killed))
-        if (killed or cause) and self.starter.spec.kind.runs_program:
-            now_ns, limit_s = self.clock.time_ns(), self.starter.spec.grace_limit_s
+        if (killed or cause) and self.spec.kind.runs_program:
+            now_ns, limit_s = self.clock.time_ns(), self.spec.grace_limit_s
             ended = listed(sorted({short_status(exit_.returncode) for exit_ in exits}))
             record = Killed(now_ns, self.attempt.name, killed, limit_s, cause, ended)
             append_lines(self.run.killed, [record])
@@ -354,9 +354,9 @@ class Session:
         return comparison
 
 
-def should_restart(ended: Ended, number: int, limits: Limits, always: bool = False) -> bool:
+def should_restart(ended: Ended, number: int, spec: JobSpec, always: bool = False) -> bool:
     """Whether restart `number` is allowed, and may help; `always`: whatever it is that failed."""
-    if ended.is_well or number > limits.restarts:
+    if ended.is_well or number > spec.restarts:
         return False
     return ended.failure is None or always or is_transient(ended.failure)
 

@@ -33,36 +33,9 @@ BALANCE = "balance"
 """The stage that measures the devices for a balanced split, all at once."""
 
 
-@dataclass(frozen=True)
-class Limits:
-    """The limits that a job sets for its launches."""
-
-    variant_s: float
-    """Seconds that a launch may spend on one variant."""
-    hang_s: float | None
-    """Seconds without a completed step after which a launch counts as hung; `None`: the job states none."""
-    hang_stops: bool
-    """Whether a hang ends the launch, or is only reported."""
-    restarts: int
-    """How often a launch is started again after a transient failure."""
-    is_program: bool
-    """Whether the ranks are programs, of which one may run on long after the others."""
-
-    @property
-    def ends_idle_ranks(self) -> bool:
-        """Whether a launch ends once all its ranks have been idle for `IDLE_S`; those of a program may be."""
-        return self.hang_s is None and self.hang_stops and not self.is_program
-
-
-def limits_of(spec: JobSpec) -> Limits:
-    """The limits that the job states."""
-    return Limits(
-        variant_s=spec.limit_s,
-        hang_s=spec.hang_timeout_s,
-        hang_stops=spec.on_hang == "stop",
-        restarts=spec.restarts,
-        is_program=spec.kind.runs_program,
-    )
+def ends_idle_ranks(spec: JobSpec) -> bool:
+    """Whether a launch ends once all its ranks have been idle for `IDLE_S`; those of a program may be."""
+    return spec.hang_timeout_s is None and spec.on_hang == "stop" and not spec.kind.runs_program
 
 
 @dataclass(frozen=True)
@@ -199,21 +172,21 @@ class Watch:
         """How long all ranks have been idle, as far as was observed."""
         return self.observed[-1].at_s - self.observed[0].at_s if self.observed else 0.0
 
-    def report_after_s(self, limits: Limits) -> float:
+    def report_after_s(self, spec: JobSpec) -> float:
         """The time without a completed step after which that is reported."""
-        if limits.hang_s is not None and not limits.hang_stops:
-            return limits.hang_s
+        if spec.hang_timeout_s is not None and spec.on_hang == "continue":
+            return spec.hang_timeout_s
         return max(REPORT_S, REPORT_STEPS * self.longest_step_s)
 
-    def due(self, limits: Limits) -> Due:
+    def due(self, spec: JobSpec) -> Due:
         """When step counters and ranks are read next. Ranks are observed once the hang has been reported."""
-        hang_s = limits.hang_s or self.report_after_s(limits)
+        hang_s = spec.hang_timeout_s or self.report_after_s(spec)
         steps_s = self.steps_read_s + min(READ_STEPS_EVERY_S, hang_s / 4)
-        if not (self.hang_reported and limits.ends_idle_ranks):
+        if not (self.hang_reported and ends_idle_ranks(spec)):
             return Due(steps_s)
         return Due(steps_s, self.observed[-1].at_s + OBSERVE_EVERY_S if self.observed else self.now_s)
 
-    def after(self, tick: Tick, limits: Limits) -> "Watch":
+    def after(self, tick: Tick, spec: JobSpec) -> "Watch":
         """The state of the ranks one tick later."""
         watch = replace(self, now_s=tick.now_s, exits=self.exits + tick.exits)
         for event in tick.events:
@@ -223,21 +196,22 @@ class Watch:
         if tick.usage is not None:
             watch = watch._seen(Observation(tick.now_s, tick.usage))
         if tick.steps is not None:
-            watch = watch._counted(tick.steps, limits)
-        return watch._with_deadline(limits)
+            watch = watch._counted(tick.steps, spec)
+        return watch._with_deadline(spec)
 
-    def late(self, limits: Limits) -> Late | None:
+    def late(self, spec: JobSpec) -> Late | None:
         """The limit that is exceeded now; a hang is reported once, until a step is completed again."""
-        limit_s = limits.variant_s if self.variant else max(limits.variant_s, START_S)
+        limit_s = spec.limit_s if self.variant else max(spec.limit_s, START_S)
         if self._busy_s() > limit_s:
             return Late(f"took longer than {limit_s:g} s", False, self.is_balancing, True)
         if self.steps_read_s < self.now_s:
             return None
-        without_step_s, after_s = self.now_s - self.alive_s, self.report_after_s(limits)
-        if limits.hang_s is not None and limits.hang_stops and without_step_s >= limits.hang_s:
-            return self._hang(limits.hang_s, stops=True)
-        if limits.ends_idle_ranks and self.idle_s >= IDLE_S:
+        without_step_s, hang_s = self.now_s - self.alive_s, spec.hang_timeout_s
+        if hang_s is not None and spec.on_hang == "stop" and without_step_s >= hang_s:
+            return self._hang(hang_s, stops=True)
+        if ends_idle_ranks(spec) and self.idle_s >= IDLE_S:
             return self._hang(round(without_step_s), stops=True, idle_s=self.idle_s)
+        after_s = self.report_after_s(spec)
         if self.hang_reported or without_step_s < after_s:
             return None
         return self._hang(round(after_s, 1), stops=False)
@@ -258,12 +232,12 @@ class Watch:
         total_s = self.spent_s.get(self.variant, 0.0) + spent_s
         return replace(self, last=event, spent_s={**self.spent_s, self.variant: total_s})
 
-    def _counted(self, steps: tuple[int, ...], limits: Limits) -> "Watch":
+    def _counted(self, steps: tuple[int, ...], spec: JobSpec) -> "Watch":
         watch = replace(self, steps=steps, steps_read_s=self.now_s)
         if steps == self.steps and steps:  # before the ranks exist, torch is being imported
             return watch
         # A program may load its data before its first step; a workload's stages are events.
-        if any(self.steps if limits.is_program else steps):
+        if any(self.steps if spec.kind.runs_program else steps):
             step_s = self.now_s - self.alive_s
             watch = replace(watch, longest_step_s=max(self.longest_step_s, step_s))
         return watch._lives()
@@ -276,9 +250,9 @@ class Watch:
         is_idle = bool(before) and were_idle(before[0], observation, self.num_ranks)
         return replace(self, observed=(*self.observed, observation) if is_idle else (observation,))
 
-    def _with_deadline(self, limits: Limits) -> "Watch":
+    def _with_deadline(self, spec: JobSpec) -> "Watch":
         """A program's last rank may save a model for long after the others have ended."""
-        ends = self.has_failed or (bool(self.exits) and not limits.is_program)
+        ends = self.has_failed or (bool(self.exits) and not spec.kind.runs_program)
         if not ends or self.deadline_s is not None:
             return self
         return replace(self, deadline_s=self.now_s + (LAST_WORDS_S if self.has_failed else LEFT_BEHIND_S))

@@ -46,7 +46,7 @@ from gpurun.launcher.run.open import (
 )
 from gpurun.launcher.run.progress_line import Progress, Status
 from gpurun.launcher.run.running_attempt import RunningAttempt, Starter
-from gpurun.launcher.run.watch import Watch, limits_of, located
+from gpurun.launcher.run.watch import Watch, located
 from gpurun.launcher.rundir.claim import refuse_if_alive
 from gpurun.launcher.rundir.files import RunDir, append_lines, read_json, write_json
 from gpurun.launcher.rundir.paths import Url
@@ -197,17 +197,17 @@ class Trials:
         self, attempt: RunningAttempt, variant: str, is_done: Callable[[], bool], poll_s: float = POLL_S
     ) -> TrialRecord | None:
         """Returns when the trial is done; if it fails, the ranks are ended, and its record is returned."""
-        limits = limits_of(self.starter.spec)
+        spec = self.starter.spec
         watch = Watch.begin(len(attempt.launch.processes), time.monotonic(), self.watch)
         while not is_done():
             exits = tuple(attempt.ranks.poll(poll_s))
             events = attempt.new_events()
             for event in events:
                 self.on_stage(variant, event.stage)
-            self.watch = watch = watch.after(attempt.tick(exits, events, watch.due(limits)), limits)
+            self.watch = watch = watch.after(attempt.tick(exits, events, watch.due(spec)), spec)
             if watch.is_over and not is_done():
                 return self.failed(attempt, variant, watch)
-            if (late := watch.late(limits)) is not None:
+            if (late := watch.late(spec)) is not None:
                 hang = attempt.diagnose()
                 what = f"{variant}: {late.text(hang)}"
                 self.reporter.report_hang(hang, attempt.name, what, goes_on=not late.stops)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gpurun.launcher.inspect.hang_diagnosis import Hang, RankUsage
 from gpurun.launcher.inspect.snapshot import CalledCollective
+from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.run.watch import (
     IDLE_S,
     IDLE_SHARE,
@@ -16,7 +17,6 @@ from gpurun.launcher.run.watch import (
     REPORT_S,
     REPORT_STEPS,
     Late,
-    Limits,
     Observation,
     Tick,
     Watch,
@@ -24,8 +24,7 @@ from gpurun.launcher.run.watch import (
 )
 from gpurun.launcher.rundir.records import Event
 
-WORKLOAD = Limits(variant_s=1e9, hang_s=None, hang_stops=True, restarts=0, is_program=False)
-PROGRAM = replace(WORKLOAD, is_program=True)
+WORKLOAD, PROGRAM = JobSpec(workload="gpt", timeout_s=1e9), JobSpec(script="train.py")
 REDUCES = (CalledCollective("0", 68, "all_reduce"),)
 NEXT = (CalledCollective("0", 69, "all_reduce"),)
 WAITS = RankUsage(REDUCES, 0.0, 100)
@@ -39,7 +38,7 @@ BUSY = RankUsage(None, 0.0, 0)
 class Ranks:
     """Two ranks: what a watch learns of them every second, and what it then says."""
 
-    limits: Limits
+    spec: JobSpec
     steps: tuple[int, ...] = (3, 3)
     usage: Mapping[int, RankUsage] = field(default_factory=lambda: {0: WAITS, 1: IDLE})
     now_s: float = 0.0
@@ -59,7 +58,7 @@ class Ranks:
         return self
 
     def _tick(self, *events: Event) -> None:
-        due_s = self.watch.due(self.limits).usage_s
+        due_s = self.watch.due(self.spec).usage_s
         usage = None
         if due_s is not None and self.now_s >= due_s:
             self.observed_s.append(self.now_s)
@@ -67,8 +66,8 @@ class Ranks:
                 rank: replace(one, cpu_s=self.now_s) if one is BUSY or one is WAITS else one
                 for rank, one in self.usage.items()
             }
-        self.watch = self.watch.after(Tick(self.now_s, (), events, self.steps, usage), self.limits)
-        if (late := self.watch.late(self.limits)) is not None:
+        self.watch = self.watch.after(Tick(self.now_s, (), events, self.steps, usage), self.spec)
+        if (late := self.watch.late(self.spec)) is not None:
             self.late.append((self.now_s, late))
             self.watch = replace(self.watch, hang_reported=True)
 
@@ -91,9 +90,9 @@ class Ranks:
         return [at_s for at_s, late in self.late if not late.stops]
 
 
-@pytest.mark.parametrize("limits", [WORKLOAD, PROGRAM])
-def test_a_stall_is_reported_once_until_a_step_is_completed(limits: Limits) -> None:
-    ranks = Ranks(limits).passing(REPORT_S - 1)
+@pytest.mark.parametrize("spec", [WORKLOAD, PROGRAM])
+def test_a_stall_is_reported_once_until_a_step_is_completed(spec: JobSpec) -> None:
+    ranks = Ranks(spec).passing(REPORT_S - 1)
     assert ranks.reported_s == []
     ranks.passing(200)
     assert ranks.reported_s == [1 + REPORT_S]
@@ -121,8 +120,8 @@ def test_the_longest_step_of_earlier_launches_counts_too() -> None:
 
 
 def test_what_a_program_loads_before_its_first_step_is_no_step() -> None:
-    for limits, longest_s in ((PROGRAM, 0), (WORKLOAD, 50)):
-        ranks = Ranks(limits, steps=(0, 0)).passing(49).step()
+    for spec, longest_s in ((PROGRAM, 0), (WORKLOAD, 50)):
+        ranks = Ranks(spec, steps=(0, 0)).passing(49).step()
         assert ranks.watch.longest_step_s == longest_s
 
 
@@ -143,19 +142,19 @@ def test_a_workload_whose_ranks_are_all_idle_is_ended() -> None:
 
 
 @pytest.mark.parametrize(
-    "limits", [PROGRAM, replace(PROGRAM, hang_stops=False), replace(WORKLOAD, hang_stops=False)]
+    "spec", [PROGRAM, replace(PROGRAM, on_hang="continue"), replace(WORKLOAD, on_hang="continue")]
 )
-def test_no_program_and_no_job_that_only_reports_is_ended(limits: Limits) -> None:
-    ranks = Ranks(limits).passing(3 * IDLE_S)
+def test_no_program_and_no_job_that_only_reports_is_ended(spec: JobSpec) -> None:
+    ranks = Ranks(spec).passing(3 * IDLE_S)
     assert not ranks.ended
     assert ranks.reported_s == [1 + REPORT_S]
     assert ranks.observed_s == []  # it would have no use
 
 
-@pytest.mark.parametrize("limits", [WORKLOAD, PROGRAM])
+@pytest.mark.parametrize("spec", [WORKLOAD, PROGRAM])
 @pytest.mark.parametrize("hang_s", [5.0, 300.0, 2 * IDLE_S])
-def test_a_stated_limit_ends_both_kinds_at_that_time(limits: Limits, hang_s: float) -> None:
-    ranks = Ranks(replace(limits, hang_s=hang_s)).passing(3 * IDLE_S)
+def test_a_stated_limit_ends_both_kinds_at_that_time(spec: JobSpec, hang_s: float) -> None:
+    ranks = Ranks(replace(spec, hang_timeout_s=hang_s)).passing(3 * IDLE_S)
     assert ranks.now_s == 1 + hang_s
     assert ranks.late[-1][1].limit == f"no step completed for {hang_s:g} s"
     assert ranks.reported_s == ([1 + REPORT_S] if hang_s > REPORT_S else [])
@@ -163,7 +162,7 @@ def test_a_stated_limit_ends_both_kinds_at_that_time(limits: Limits, hang_s: flo
 
 
 def test_a_stated_limit_that_ends_nothing_is_when_it_is_reported() -> None:
-    ranks = Ranks(replace(WORKLOAD, hang_s=150.0, hang_stops=False)).passing(3 * IDLE_S)
+    ranks = Ranks(replace(WORKLOAD, hang_timeout_s=150.0, on_hang="continue")).passing(3 * IDLE_S)
     assert ranks.reported_s == [1 + 150]
 
 
