@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from gpurun.launcher.errors import MachineError
+from gpurun.launcher.failures.reporter import Reporter
 from gpurun.launcher.inspect.hang_diagnosis import Hang, diagnose, usage_of
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.logs.relay import STDOUT_FD, LogTail, Relay
@@ -34,7 +35,7 @@ from gpurun.launcher.processes.protocol import (
     StartRequest,
 )
 from gpurun.launcher.run.attempts import attempt_id, num_restarts
-from gpurun.launcher.run.watch import Due, Tick
+from gpurun.launcher.run.watch import Due, Late, Tick
 from gpurun.launcher.rundir.claim import entered
 from gpurun.launcher.rundir.control import leave, read_states
 from gpurun.launcher.rundir.files import (
@@ -435,9 +436,12 @@ class RunningAttempt:
         states = read_states(self.run.control(self.name)).values()
         return (*(state.steps for state in states), *self.ranks.steps_elsewhere())
 
-    def diagnose(self) -> Hang:
-        """Finds what the ranks are doing."""
-        return diagnose(self.ranks.observe(self.run.control(self.name)))
+    def diagnose(self, late: Late, variant: str | None, reporter: Reporter) -> Hang:
+        """Finds out what late ranks are doing, and reports it."""
+        hang = diagnose(self.ranks.observe(self.run.control(self.name)))
+        what = f"{variant or self.launch.id}: {late.text(hang)}"
+        reporter.report_hang(hang, self.name, what, goes_on=not late.stops)
+        return hang
 
     def settle(self, say: Callable[[str], None]) -> None:
         """Waits for what a program has left whose ranks have all ended well, or lets it go on."""

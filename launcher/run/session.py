@@ -16,7 +16,6 @@ from gpurun.launcher.compare.notes import killed_note
 from gpurun.launcher.errors import CTRL_C, Interrupted, MachineError, ParamsError
 from gpurun.launcher.failures.reporter import Reporter, full_disk, stopping_text
 from gpurun.launcher.failures.root_cause import NUM_LINES, Failure, is_transient, root_cause, short_status
-from gpurun.launcher.inspect.hang_diagnosis import Hang
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.values import BECOMES_COMMAND
 from gpurun.launcher.logs.relay import Relay
@@ -34,7 +33,7 @@ from gpurun.launcher.run.attempts import (
 )
 from gpurun.launcher.run.budget import Budget
 from gpurun.launcher.run.running_attempt import RunningAttempt, Starter, TimeSource
-from gpurun.launcher.run.watch import Late, Tick, Watch, located
+from gpurun.launcher.run.watch import Tick, Watch, located
 from gpurun.launcher.rundir.files import append_lines, write_json
 from gpurun.launcher.rundir.paths import check_writable
 from gpurun.launcher.rundir.records import Command, Event, Killed, QuietWait, Restart, Resumption
@@ -159,7 +158,7 @@ class Session:
             late = None if watch.is_over else watch.late(self.spec)
             if late is not None:
                 self.watch = watch = replace(watch, hang_reported=watch.hang_reported or late.is_hang)
-                hang = self.diagnose(late, watch.variant)
+                hang = attempt.diagnose(late, watch.variant, self.reporter)
         stopped_ns = self.clock.time_ns()
         if late is None and attempt.have_ended_well(watch.exits):
             self.settle_attempt(attempt)
@@ -241,13 +240,6 @@ class Session:
             return "before"
         has_later = len(self.plan.launches) > 1
         return "after" if has_later and (is_new or launch == self.plan.launches[0]) else None
-
-    def diagnose(self, late: Late, variant: str | None) -> Hang:
-        """Finds out what late ranks are doing, and reports it."""
-        hang = self.attempt.diagnose()
-        what = f"{variant or self.attempt.launch.id}: {late.text(hang)}"
-        self.reporter.report_hang(hang, self.attempt.name, what, goes_on=not late.stops)
-        return hang
 
     def restart(self, ended: Ended, number: int) -> None:
         """Reports that the launch starts again as it was, and waits before."""

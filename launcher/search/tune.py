@@ -208,9 +208,7 @@ class Trials:
             if watch.is_over and not is_done():
                 return self.failed(attempt, variant, watch)
             if (late := watch.late(spec)) is not None:
-                hang = attempt.diagnose()
-                what = f"{variant}: {late.text(hang)}"
-                self.reporter.report_hang(hang, attempt.name, what, goes_on=not late.stops)
+                hang = attempt.diagnose(late, variant, self.reporter)
                 if not late.stops:
                     watch = replace(watch, hang_reported=True)
                     continue
