@@ -79,8 +79,6 @@ class Remaining:
     """Rounds to run next, by variant: the missing ones, and the baseline with them."""
     attempts: int = 0
     """Started so far, of this launch."""
-    restarts: int = 0
-    """So far."""
     done: int = 0
     """Rounds that all of the missing variants have completed."""
 
@@ -180,7 +178,7 @@ def remaining(run: RunDir, plan: Plan, launch: Launch, chosen: Mapping[str, int]
     next_ = {
         v: max(1, num - done) for v, num in rounds.items() if v in missing or (v == plan.baseline and usable)
     }
-    return Remaining(tuple(missing), next_, len(started), num_restarts(run, launch), done)
+    return Remaining(tuple(missing), next_, len(started), done)
 
 
 def planned_rounds(

@@ -28,6 +28,7 @@ from gpurun.launcher.run.attempts import (
     Remaining,
     attempts,
     finished_variants,
+    num_restarts,
     record_outcomes,
     remaining,
 )
@@ -38,10 +39,6 @@ from gpurun.launcher.rundir.files import append_lines, write_json
 from gpurun.launcher.rundir.paths import check_writable
 from gpurun.launcher.rundir.records import Command, Event, Killed, QuietWait, Restart, Resumption
 from gpurun.launcher.units import format_duration, listed, plural
-
-OnEvent = Callable[[Launch, Event | None], None]
-"""Called with a launch and what it does now."""
-
 
 NOT_COUNTED = "`wait_for_quiet` has no effect: the kernel doesn't say how busy the cores are"
 LOAD_EVERY_S = 2.0
@@ -57,7 +54,8 @@ class Session:
     starter: Starter
     pools: Pools
     """Start the ranks, one pool for every environment."""
-    on_event: OnEvent
+    on_event: Callable[[Launch, Event | None], None]
+    """Called with a launch and what it does now; `None`: it is started."""
     reporter: Reporter
     relay: Relay
     """Shows what the ranks write."""
@@ -131,18 +129,17 @@ class Session:
             rounds: of each variant that is measured; `None`: as planned.
         """
         was_missing = False
-        while (left := self.remaining(launch, rounds)).missing:
+        while True:
+            has_time = self.budget.fits(launch, rounds)
+            left = remaining(self.run, self.plan, launch, rounds if has_time else {})
+            if not left.missing:
+                return was_missing
             was_missing = True
-            ended, number = self.attempted(launch, left), left.restarts + 1
+            ended, number = self.attempted(launch, left), num_restarts(self.run, launch) + 1
             if should_restart(ended, number, self.spec, self.relay.as_torchrun):
                 self.restart(ended, number)
             else:
                 self.settle(ended, left.missing)
-        return was_missing
-
-    def remaining(self, launch: Launch, rounds: Mapping[str, int] | None) -> Remaining:
-        """The part of a launch that is missing; nothing where the time that is left doesn't suffice."""
-        return remaining(self.run, self.plan, launch, rounds if self.budget.fits(launch, rounds) else {})
 
     def attempted(self, launch: Launch, left: Remaining) -> Ended:
         """Starts the ranks of a launch, and watches them until they have ended; how they did.

@@ -39,7 +39,7 @@ LATE = VariantStatus("timeout", "took longer than 5 s: rank 1 is in `forward` (m
 def without(*variants: str, done: int = 0) -> Begun:
     """The first launch, in which some are still to be measured, next to the baseline."""
     rounds = dict.fromkeys((*variants, EVEN), 6 - done)
-    return Begun(PLAN.launches[0], ALL - {*variants}, Remaining(variants, rounds, 1, 0, done))
+    return Begun(PLAN.launches[0], ALL - {*variants}, Remaining(variants, rounds, 1, done))
 
 
 def test_each_kind_of_what_is_left_has_its_words(wording: Wording) -> None:
