@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 from gpurun.launcher.compare.label import variant_label
@@ -29,7 +28,7 @@ from gpurun.launcher.processes.pool import Pools, WorkerPool, WorkerPools, say_o
 from gpurun.launcher.report.terminal.plan import headlines
 from gpurun.launcher.run.attempts import has_ended, let_run_again, resumption_text, spent_s
 from gpurun.launcher.run.find import find_run
-from gpurun.launcher.run.max_batch import find_max_batch, wants_max
+from gpurun.launcher.run.max_batch import combined, find_rooms, wants_max
 from gpurun.launcher.run.open import (
     Invocation,
     as_planned_for,
@@ -173,8 +172,11 @@ def prepare(
         machine = as_planned_for(spec, machine, resume)
     if wants_max(spec):
         found = find_run(resume).read_max_batch() if resume else None
-        here = partial(find_max_batch, spec, machine, pool, job.job_dir, say_on_stderr)
-        found = found or (find_max or here)()
+        if found is None and find_max is not None:
+            found = find_max()
+        elif found is None:
+            rooms = find_rooms(spec, machine, pool, job.job_dir, say_on_stderr)
+            found = combined(spec, [rooms], say_on_stderr)
         spec = replace(spec, global_batch=found.global_batch)
     plan = build_plan(spec, machine, nodes, gate)
     plan = replace(plan, step_s=found.step_s) if found else plan

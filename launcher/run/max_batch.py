@@ -55,18 +55,6 @@ class NodeDevices:
     """The number of devices of all nodes."""
 
 
-def find_max_batch(
-    spec: JobSpec, machine: Machine, pool: WorkerPool, job_dir: Path, say: Callable[[str], None]
-) -> MaxBatch:
-    """The largest batch that every device holds and every split of the job allows.
-
-    Raises:
-        MachineError: a device can't hold the model and one sample.
-        VariantError: the workload fails for another reason, or takes too long.
-    """
-    return combined(spec, [find_rooms(spec, machine, pool, job_dir, say)], say)
-
-
 def combined(spec: JobSpec, found: Sequence[NodeRooms], say: Callable[[str], None]) -> MaxBatch:
     """The batch that all nodes hold; of a job on one machine, its devices.
 
