@@ -15,8 +15,8 @@ from gpurun.launcher.failures.root_cause import root_cause
 from gpurun.launcher.machine.process_tree import descendants, is_alive
 from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.processes.guard import split_process
-from gpurun.launcher.processes.pool import TORCH, StartRequest, WorkerPool
-from gpurun.launcher.processes.protocol import Exit
+from gpurun.launcher.processes.pool import TORCH, WorkerPool
+from gpurun.launcher.processes.protocol import Exit, StartRequest
 from gpurun.launcher.rundir.files import RunDir, write_json
 
 TESTS = Path(__file__).resolve().parents[2] / "tests" / "integration" / "processes"

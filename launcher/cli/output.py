@@ -25,8 +25,6 @@ def width() -> int:
     """Columns of the terminal; 80 where there is none, so that piped output is the same everywhere."""
     if not sys.stdout.isatty():
         return 80
-    import shutil
-
     return shutil.get_terminal_size((80, 24)).columns
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
 from gpurun.launcher.syntax import parsed
@@ -113,7 +114,7 @@ class _Search:
 
     def files_of(self, module: str) -> list[Path]:
         """The program's own files that the import of a module runs."""
-        places = [self.directory.joinpath(*parts) for parts in _parents(module)]
+        places = [*accumulate(module.split("."), Path.joinpath, initial=self.directory)][1:]
         last = places[-1]
         files = [*(place / "__init__.py" for place in places), last.with_suffix(".py")]
         if not self._seen:
@@ -144,12 +145,6 @@ class _Search:
         self.found |= _may_set_variable(node)
         is_called &= not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         return any(self._run(child, file, is_called) for child in ast.iter_child_nodes(node))
-
-
-def _parents(module: str) -> list[list[str]]:
-    """`[["a"], ["a", "b"]]` of `a.b`."""
-    parts = module.split(".")
-    return [parts[:number] for number in range(1, len(parts) + 1)]
 
 
 def _imported(node: ast.Import | ast.ImportFrom, file: Path, directory: Path) -> Iterator[str]:

@@ -58,8 +58,6 @@ if TYPE_CHECKING:
     from gpurun.launcher.inspect.snapshot import RankSnapshot
 
 
-__all__ = ["OPTIMIZING", "TORCH", "TRAINING", "StartRequest", "WorkerPool"]
-
 TORCH = ("torch", "torch.distributed")
 TRAINING = (*TORCH, "torch.nn.parallel", "torch.profiler", "torch.optim")
 OPTIMIZING = ("torch._dynamo",)

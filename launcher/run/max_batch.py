@@ -18,7 +18,8 @@ from gpurun.launcher.plan.combination import max_batch
 from gpurun.launcher.plan.devices import gpu_index, job_devices, share_of_cores
 from gpurun.launcher.plan.estimate import LAUNCHES_TO_COMPARE
 from gpurun.launcher.plan.launch_config import visible_names
-from gpurun.launcher.processes.pool import OPTIMIZING, StartRequest, WorkerPool
+from gpurun.launcher.processes.pool import OPTIMIZING, WorkerPool
+from gpurun.launcher.processes.protocol import StartRequest
 from gpurun.launcher.rundir.files import read_lines, write_json
 from gpurun.launcher.rundir.records import MAX_STEP_S, Attempt, MaxBatch, MaxBatchConfig, NodeRooms, Room
 from gpurun.launcher.strategies import STRATEGIES, Strategy

@@ -10,7 +10,8 @@ from gpurun.launcher.errors import GpurunError
 from gpurun.launcher.processes import incoming_signals
 from gpurun.launcher.processes.guard import split_process
 from gpurun.launcher.processes.incoming_signals import interruptible
-from gpurun.launcher.processes.pool import StartRequest, WorkerPool
+from gpurun.launcher.processes.pool import WorkerPool
+from gpurun.launcher.processes.protocol import StartRequest
 
 GRACE_S = 0.2
 incoming_signals.BURST_S = 3600.0  # on a busy machine, signals come late that are meant as those of one key

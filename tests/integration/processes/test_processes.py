@@ -21,8 +21,8 @@ from gpurun.launcher.failures.root_cause import Failure, explain, root_cause
 from gpurun.launcher.inspect.snapshot import observe
 from gpurun.launcher.machine.process_tree import is_alive, kill_descendants
 from gpurun.launcher.processes.guard import Guard, split_process
-from gpurun.launcher.processes.pool import TORCH, StartRequest, WorkerPool
-from gpurun.launcher.processes.protocol import SERVICE_RANK, Exit
+from gpurun.launcher.processes.pool import TORCH, WorkerPool
+from gpurun.launcher.processes.protocol import SERVICE_RANK, Exit, StartRequest
 from gpurun.launcher.rundir.files import RunDir, write_json
 from tests.known import known
 from tests.launches import launch_config
