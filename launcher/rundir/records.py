@@ -130,8 +130,6 @@ class CallSite:
     skipped: tuple[str, ...] = ()
     """Arguments of the job that mean nothing to this call."""
     count: int = 1
-    num_parameters: int | None = None
-    """Tensors that an optimizer has."""
     end_column: int | None = None
     """Bytes of its last line up to the end of the call, as `ast` counts them; `None`: Python didn't say."""
     unused_bytes: int | None = None

@@ -165,7 +165,6 @@ class ProgramCalls:
                 self._searching[key] = weakref.ref(made)
             arguments = {each: value for each, value in given.arguments.items() if each != "self"}
             is_own = is_own_code(caller)
-            groups = getattr(made, "param_groups", None)
             self.sites[key] = CallSite(
                 name=name,
                 file=os.path.realpath(caller.f_code.co_filename),
@@ -177,7 +176,6 @@ class ProgramCalls:
                 parameters=tuple(arguments)[: max(1, len(changed.args))],
                 applied=changed.applied,
                 skipped=changed.skipped,
-                num_parameters=sum(len(each["params"]) for each in groups) if groups else None,
             )
 
     def models(self) -> list[DistributedDataParallel]:
