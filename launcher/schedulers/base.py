@@ -251,13 +251,13 @@ class Scheduler:
 
     name: str
     """The name of the scheduler in messages."""
-    node_rank: Callable[[Environ], int | None]
-    """Which node this is, from 0."""
-    rendezvous: Callable[[Environ], str | None]
-    """The place at which the nodes meet: HOST[:PORT], on node 0."""
-    num_nodes: Callable[[Environ], int | None]
     preemption: str
     """How a node learns that it is taken away, and what happens to the job."""
+    node_rank: Callable[[Environ], int | None] = lambda environ: None
+    """Which node this is, from 0."""
+    rendezvous: Callable[[Environ], str | None] = lambda environ: None
+    """The place at which the nodes meet: HOST[:PORT], on node 0."""
+    num_nodes: Callable[[Environ], int | None] = lambda environ: None
     names_resolve_late: bool = False
     """Whether the name of node 0 exists only once that node does, perhaps after this one."""
     queue: Queue | None = None

@@ -39,7 +39,6 @@ RUNS, POD_NAME = "/runs", "$(POD_NAME)"
 DEFAULT_CLAIM = "gpurun-runs"
 GRACE_S = 60
 """Between SIGTERM and SIGKILL: what was measured is on disk already, so this is for the report."""
-TAKES = frozenset({"out", "time", "gpus_per_node", "cpus_per_task", "image", "volume", "gpu"})
 NVIDIA = "nvidia.com/gpu"
 """The resource of NVIDIA's device plugin."""
 CONTAINER = "gpurun"
@@ -322,7 +321,7 @@ QUEUE = Queue(
     command="kubectl",
     option_example="--namespace=ml",
     script_name="submit-kubernetes.yaml",
-    takes=TAKES,
+    takes=frozenset({"out", "time", "gpus_per_node", "cpus_per_task", "image", "volume", "gpu"}),
     script=script,
     call=call,
     undo=undo,
@@ -334,8 +333,6 @@ QUEUE = Queue(
 KUBERNETES = Scheduler(
     name="the Indexed Job",
     node_rank=lambda environ: number(environ, "JOB_COMPLETION_INDEX"),
-    rendezvous=lambda environ: None,
-    num_nodes=lambda environ: None,
     preemption=f"SIGTERM, {GRACE_S} s before SIGKILL; all Pods of the Job are then started again",
     names_resolve_late=True,
     queue=QUEUE,

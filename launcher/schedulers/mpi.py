@@ -114,7 +114,6 @@ _PLACE = ' --rendezvous "$node0"'
 MPI = Scheduler(
     name="mpirun",
     node_rank=node_rank,
-    rendezvous=lambda environ: None,
     num_nodes=num_nodes,
     preemption="depends on the scheduler that allocated the hosts; mpirun restarts nothing",
     queue=Queue(

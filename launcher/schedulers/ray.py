@@ -153,9 +153,6 @@ def next_commands(wanted: Submission, options: SubmitOptions, job_id: str) -> Ma
 
 RAY = Scheduler(
     name="Ray",
-    node_rank=lambda environ: None,  # the driver gives flags
-    rendezvous=lambda environ: None,
-    num_nodes=lambda environ: None,
     preemption="none; a node that goes is lost, and Ray doesn't start the job again",
     queue=Queue(
         command="ray",
