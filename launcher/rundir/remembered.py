@@ -43,12 +43,17 @@ def place_of(script: str, python: str) -> Path:
     return cache_directory() / IMPORTS / f"{name}.json"
 
 
+def _read(script: str, python: str) -> Imports:
+    """What is remembered of a program; nothing if it has not run, or that can't be read."""
+    try:
+        return read_json(place_of(script, python), Imports)
+    except (OSError, MachineError, msgspec.MsgspecError, ValueError):
+        return Imports(())
+
+
 def remembered(script: str, python: str) -> tuple[str, ...]:
     """The modules that the program has imported in an earlier run; none if there was none."""
-    try:
-        return read_json(place_of(script, python or sys.executable), Imports).modules
-    except (OSError, MachineError, msgspec.MsgspecError, ValueError):
-        return ()
+    return _read(script, python or sys.executable).modules
 
 
 def name_of(config: ProgramConfig) -> str:
@@ -62,10 +67,7 @@ def _hash_of(source: bytes) -> str:
 
 def sets_variables(program: str, source: bytes) -> bool:
     """Whether an earlier run of a program, with this text, has set variables before it imported torch."""
-    try:
-        return read_json(place_of(program, sys.executable), Imports).sets_variables == _hash_of(source)
-    except (OSError, MachineError, msgspec.MsgspecError, ValueError):
-        return False
+    return _read(program, sys.executable).sets_variables == _hash_of(source)
 
 
 def remember_that_it_sets_variables(program: str) -> None:
