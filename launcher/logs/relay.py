@@ -77,16 +77,14 @@ class LogTail:
         return portion, left_out
 
     def read(self) -> list[str]:
-        """Lines written since the last call; of too many, only the last ones, with a note."""
+        """Lines written since the last call; of too many, only the last ones, with a note.
+
+        Of the first line only what hasn't been shown as a prompt.
+        """
         portion, left_out = self.portion(MOST_AT_ONCE_BYTES)
         lines = self.reader.feed(portion)
         if left_out:
             lines = [not_shown(left_out, self.path), *lines[1:]]
-        return lines
-
-    def read_after_prompt(self) -> list[str]:
-        """The same; of the first line only what hasn't been shown."""
-        lines = self.read()
         if lines and self.prompt:
             rest, self.prompt = lines[0].removeprefix(self.prompt), ""
             lines[:1] = [rest] if rest else []
@@ -165,7 +163,7 @@ class Relay:
             if tail.fd is not None:
                 continue
             before = tail.offset
-            self._held += [self._line(tail, line) for line in tail.read_after_prompt()]
+            self._held += [self._line(tail, line) for line in tail.read()]
             self._show_bar(tail)
             if self.prompts and tail.asked != before == tail.offset and (prompt := tail.reader.unfinished):
                 tail.asked = before
