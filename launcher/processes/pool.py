@@ -131,7 +131,7 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
         self._stopped: dict[int, bool] = {}
         """Processes that were stopped at the last look, and whether that has been reported."""
         self._oom_kills = oom_kills()
-        self._server: ServingProcess[Request, Report] | None = None
+        self._server: ServingProcess | None = None
         self._start_server()
 
     def start(self, processes: Sequence[StartRequest]) -> None:
@@ -295,7 +295,7 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
 
     def _start_server(self) -> None:
         argv = python_argv(f"{_ENTRY}.zygote", str(self._guard.supervisor), python=self._python)
-        self._server = ServingProcess(self._guard, argv, self._env, Report)
+        self._server = ServingProcess(self._guard, argv, self._env)
         self._send(self._preload)
 
     def _drop_server(self) -> None:

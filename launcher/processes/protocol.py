@@ -199,10 +199,10 @@ class Channel(Generic[Sent, Received]):
         return frames
 
 
-class ServingProcess(Generic[Sent, Received]):
-    """A process that serves the command: its channel, and what it wrote to stderr."""
+class ServingProcess:
+    """The server that starts the ranks: its channel, and what it wrote to stderr."""
 
-    def __init__(self, guard: "Guard", argv: Sequence[str], env: Mapping[str, str], received: Any) -> None:
+    def __init__(self, guard: "Guard", argv: Sequence[str], env: Mapping[str, str]) -> None:
         """Starts it.
 
         Raises:
@@ -217,7 +217,7 @@ class ServingProcess(Generic[Sent, Received]):
                 ours.close()
                 os.close(self._stderr)
                 raise
-        self.channel: Channel[Sent, Received] = Channel(ours, received)
+        self.channel: Channel[Request, Report] = Channel(ours, Report)
 
     def last_words(self) -> list[str]:
         """The lines that it wrote to stderr."""
