@@ -331,14 +331,9 @@ def most_step_s(spec: JobSpec) -> float:
 
 def bounds(attempts: Sequence[Attempt]) -> tuple[int, int | None]:
     """The largest batch that fit, and the smallest that did not: one that only began killed its process."""
-    fits = max((attempt.batch for attempt in attempts if attempt.outcome == "fits"), default=0)
-    ended = {attempt.batch for attempt in attempts if attempt.outcome == "fits"}
-    fails = [
-        attempt.batch
-        for attempt in attempts
-        if attempt.outcome in ("begins", "fails") and attempt.batch not in ended
-    ]
-    return fits, min(fails, default=None)
+    fitting = {attempt.batch for attempt in attempts if attempt.outcome == "fits"}
+    others = {attempt.batch for attempt in attempts if attempt.outcome in ("begins", "fails")}
+    return max(fitting, default=0), min(others - fitting, default=None)
 
 
 def largest_step_s(attempts: Sequence[Attempt]) -> float:

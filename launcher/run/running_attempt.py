@@ -370,6 +370,7 @@ class RunningAttempt:
     def __post_init__(self) -> None:
         self.run = self.starter.run
         self.name = attempt_id(self.launch, self.number)
+        self.program = program_of(self.starter.plan, self.launch)
 
     def start(self, rounds: Mapping[str, int], preloads: Literal["before", "after"] | None) -> None:
         """Starts the ranks.
@@ -445,7 +446,7 @@ class RunningAttempt:
 
     def settle(self, say: Callable[[str], None]) -> None:
         """Waits for what a program has left whose ranks have all ended well, or lets it go on."""
-        if program_of(self.starter.plan, self.launch) is not None:
+        if self.program is not None:
             self.record_program("done")
             waits = self.starter.spec.leftover == "wait"
             while not self.ranks.has_settled(say, waits, self.keep_left):
@@ -482,15 +483,14 @@ class RunningAttempt:
 
     def record_program(self, stage: Stage) -> None:
         """Writes an event of a program's attempt: its ranks write none, since each knows only of itself."""
-        program = program_of(self.starter.plan, self.launch)
-        if program is not None:
+        if self.program is not None:
             at_ns = round(1e9 * self.clock.monotonic())
-            event = Event(self.clock.time_ns(), stage, program.id, monotonic_ns=at_ns)
+            event = Event(self.clock.time_ns(), stage, self.program.id, monotonic_ns=at_ns)
             append_lines(self.run.events(self.name), [event])
 
     def last_events(self) -> dict[int, Event]:
         """The newest event of each rank of a workload; a program's ranks have none of their own."""
-        if program_of(self.starter.plan, self.launch) is not None:
+        if self.program is not None:
             return {}
         found = {p.rank: self.run.read_events(self.name, p.rank) for p in self.launch.processes}
         return {rank: events[-1] for rank, events in found.items() if events}
