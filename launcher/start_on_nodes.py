@@ -41,7 +41,7 @@ _RUN_S = 120.0
 """How long node 0 may take to plan and to open the run directory."""
 _POLL_S = 0.2
 _KEPT = ".kept"
-"""In a scratch directory: a message has named it."""
+"""A file in a scratch directory that a message has named, so that it is kept."""
 
 
 def run_on_nodes(pools: WorkerPools, job: Job, flags: NodeFlags) -> Finished | None:

@@ -192,7 +192,7 @@ def missing_argument(param: click.Parameter, ctx: click.Context) -> str:
 
 
 def _choice_meant(error: click.ClickException, message: str) -> str:
-    """The one of an option's values that a wrong one may be meant to be, as a question."""
+    """`; did you mean wall?`: the option's value that is most like a wrong value; empty if none is."""
     import difflib
 
     kind = error.param.type if isinstance(error, click.BadParameter) and error.param else None

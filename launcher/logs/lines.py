@@ -21,7 +21,7 @@ there is no driver (35) or no GPU (100). A job on GPUs fails there before it tra
 _INTERRUPTED = re.compile(
     r"\[W[-\d]* ?[:.\d]+ TCPStore\.cpp:\d+\] .* - retrying \(.*\): Interrupted system call\s*$"
 )
-"""That a signal of ours, for a stack, has interrupted a connection."""
+"""What torch prints when a signal of ours, for a stack, has interrupted a connection."""
 _ADDRESSES = re.compile(
     r"Exception raised from .+ \(most recent call first\):\s*$"
     r"|frame #\d+: .+ \(0x[0-9a-f]+ in .+\)\s*$|<omitting python frames>\s*$"

@@ -28,7 +28,7 @@ SHOWN_BYTES = 1 << 16
 STDOUT_FD, STDERR_FD = 1, 2
 REMOVED = b"gpurun: the output before this was removed; a larger `keep` under `logs:` in the job keeps more\n"
 _MOST_PORTIONS = 64
-"""Read of a log at a time."""
+"""The most portions of a log that are read at a time."""
 BAR_EVERY_S = 5.0
 """How often a moving progress bar is shown."""
 
@@ -42,13 +42,13 @@ class LogTail:
     offset: int = 0
     reader: LineReader = field(default_factory=LineReader)
     within: Sequence[Path] = ()
-    """As `RunDir` has it."""
+    """The directories that the log has to be in; see `RunDir`."""
     fd: int | None = None
     """The descriptor that gets its bytes as they are, but for what is noise; `None`: its lines are shown."""
     beginning: str = ""
-    """Of each line, where the command replaces torchrun."""
+    """The text before each line, where the command replaces torchrun."""
     noise: Noise = field(default_factory=Noise)
-    """In what is passed on."""
+    """Finds the lines that aren't passed on."""
     rest: bytes = b""
     """The beginning of a line that hasn't been passed on yet."""
     is_within: bool = False
@@ -116,7 +116,7 @@ class Relay:
     passes_to: int | None = None
     """The descriptor that gets what ranks write to their logs, as `LogTail` has it."""
     only_local: Collection[int] | None = None
-    """The ranks to show of those of this node, counted from 0; `None`: all."""
+    """The local ranks to show, counted from 0 on each node; `None`: all."""
     _tails: list[LogTail] = field(default_factory=list)
     _held: list[str] = field(default_factory=list)
     _bars: dict[int, tuple[float, str]] = field(default_factory=dict)

@@ -26,7 +26,7 @@ OF_ONE_PROCESS = (
     *("TORCH_LOGS", "TORCH_TRACE"),  # of log files, which each rank has to open
     *("LD_", "GLIBC_", "MALLOC_"),
 )
-"""Beginnings of those with which the server doesn't import for all ranks."""
+"""Beginnings of variables with which the server doesn't import torch for all ranks."""
 
 IMPORT_TORCH = ("torch", "lightning", "pytorch_lightning", "accelerate", "timm", "deepspeed")
 """Beginnings of packages that import torch at once."""

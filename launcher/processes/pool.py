@@ -78,7 +78,7 @@ _LOOK_EVERY_S = 1.0
 _MOMENT_S = 1.0
 """How long a process that a program has left may take to end by itself, until that is reported."""
 _ENTRY = "gpurun.launcher.worker.entry"
-"""In the command line of ranks, and of what they fork."""
+"""A part of the command line of ranks, and of what they fork."""
 _MOST_COMMAND = 100
 """Characters of a command line that are shown."""
 
@@ -123,7 +123,7 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
         self._settling_s: float | None = None
         """When it was first asked whether anything is left."""
         self._awaited: set[int] = set()
-        """The processes of those which have been shown."""
+        """Processes that a program has left, of which it was said that they are waited for."""
         self._signals: tuple[int, ...] = ()
         self._forwarded: list[int] = []
         self._exits: list[Exit] = []

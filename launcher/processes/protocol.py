@@ -89,7 +89,7 @@ class StartRequest(msgspec.Struct, frozen=True, tag=True):
     stdout: str = ""
     """Absolute path of what takes its stdout instead of the log; empty: the log."""
     stderr: str = ""
-    """The same of its stderr."""
+    """Absolute path of what takes its stderr instead of the log; empty: the log."""
 
 
 class Signal(msgspec.Struct, frozen=True, tag=True):

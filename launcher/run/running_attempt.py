@@ -67,9 +67,9 @@ class Streams:
     """The path of a file or pipe; empty: there is none."""
     stdout: str = ""
     only_rank: int | None = None
-    """The one that writes there; `None`: all do."""
+    """The only rank whose stdout goes there; `None`: the stdout of all."""
     only_local_ranks: Collection[int] | None = None
-    """Those of each node that do."""
+    """The local ranks whose stdout goes there, on each node; `None`: all."""
     passes_to: int | None = None
     """The descriptor of the command that gets what is in the logs: stderr, unless that is a terminal; stdout
     where both are one file or pipe, or ranks can't open it."""
@@ -126,7 +126,7 @@ class Starter:
     software: Mapping[str, str] = field(default_factory=dict)
     """Versions that the launches are started with."""
     streams: Streams = Streams()
-    """As this command has them."""
+    """What ranks of a program read and write in this command."""
 
     def share_cores(self, launch: Launch) -> bool:
         """Whether this machine has more ranks than cores, which would import in turns."""
@@ -181,7 +181,7 @@ class Starter:
         return (self.store_request(launch, name, program), *self.rank_requests(launch, name, program))
 
     def write_config(self, launch: Launch, name: str, rounds: Mapping[str, int]) -> None:
-        """The one file that the workers of an attempt read."""
+        """Writes the file that the workers of an attempt read."""
         turns = turns_of(self.plan, launch, rounds.keys())
         first, *guests = (self.config(turn, name, rounds) for turn in turns)
         config = replace(first, guests=tuple(guests), takes_turns=self.fit_at_once(turns))

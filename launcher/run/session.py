@@ -63,7 +63,7 @@ class Session:
     resumed: Resumption | None = None
     """The parts of the run that are kept when it goes on."""
     is_part: bool = False
-    """As `Output` has it."""
+    """Whether the command makes several runs."""
     mistake: ParamsError | None = None
     """The mistake in the job itself, where only building its workload could show it."""
     ranks: RankPool = field(init=False)

@@ -18,7 +18,7 @@ SCHEDULERS: dict[str, Scheduler] = {
 
 
 def scheduler_here(environ: Environ) -> Scheduler | None:
-    """The one that started this process as one of its nodes.
+    """The scheduler that started this process as a node; `None`: none has.
 
     Raises:
         SpecError: its variables are not what they should be.

@@ -77,7 +77,7 @@ def time_limit(text: str) -> int:
 
 
 def those_among(options: Sequence[str], names: Set[str]) -> list[str]:
-    """The values of those of a command's options that have these names, which other commands know too."""
+    """The options with these names and their values, as words: options that other commands know too."""
     kept, is_known = [], False
     for word in options:
         if word.startswith("-"):

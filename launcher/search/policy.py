@@ -251,7 +251,7 @@ class Batch:
 
     combinations: tuple[int, ...]
     number: int
-    """Which of its trials it is for each of them, from 1."""
+    """The number of this trial of each combination, from 1."""
 
 
 @dataclass(frozen=True)

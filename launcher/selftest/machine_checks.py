@@ -483,7 +483,7 @@ def _place(rank: int, seen: Evidence) -> str:
 def common_place(
     slow: Sequence[PairRate], pairs: Sequence[PairRate], place: Callable[[int], str]
 ) -> str | None:
-    """The one of three or more that all slow pairs have in common, where all of its pairs are slow."""
+    """The place, of three or more, that all slow pairs have in common, where all of its pairs are slow."""
     ends = {pair: {place(pair.low), place(pair.high)} for pair in pairs}
     places = set().union(*ends.values())
     alike = (each for each in places if [pair for pair in pairs if each in ends[pair]] == slow)

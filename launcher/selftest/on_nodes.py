@@ -98,7 +98,7 @@ def follow(pools: WorkerPools, job: Job, here: Joined, wish: str, out: Path | No
 
 
 def tested(test: SelfTest) -> Tested:
-    """Tests this node, and returns its findings."""
+    """What the self-test of this node has found, as a message."""
     checks = tuple((each.name, each.status, each.found, each.remedy, each.figures) for each in test.found)
     return Tested(test.node or 0, checks, test.seen.devices, tuple(blocking(test.seen)))
 
