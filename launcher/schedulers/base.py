@@ -81,7 +81,7 @@ def those_among(options: Sequence[str], names: Set[str]) -> list[str]:
     kept, is_known = [], False
     for word in options:
         if word.startswith("-"):
-            is_known = word.partition("=")[0] in names or (word[1] != "-" and word[:2] in names)
+            is_known = word.partition("=")[0] in names or (not word.startswith("--") and word[:2] in names)
         if is_known:
             kept.append(word)
     return kept

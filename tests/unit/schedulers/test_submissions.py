@@ -331,6 +331,7 @@ def test_it_says_how_to_look_after_the_job(name: str) -> None:
         ("kubernetes", ("--namespace=ml", "--validate=false"), "kubectl --namespace=ml "),
         ("trainjob", ("--dry-run=client", "-n", "ml", "--token=secret"), "kubectl -n ml "),
         ("kubernetes", ("-nml", "--save-config"), "kubectl -nml "),
+        ("kubernetes", ("-", "-nml"), "kubectl -nml "),
         ("ray", ("--runtime-env-json={}", "--address", "http://head:8265"), "--address http://head:8265 42"),
     ],
 )
