@@ -842,7 +842,7 @@ class TrialRecord:
     step_ms: float | None = None
     """The median of its steps."""
     variance: float = 0.0
-    """The variance of that logarithm, by the scatter of the steps."""
+    """The variance of the logarithm of `step_ms`, by the scatter of the steps."""
     peak_gib: float | None = None
     reason: str | None = None
     """Why it failed."""

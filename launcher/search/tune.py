@@ -104,7 +104,7 @@ class Trials:
         launch = self.space.launch_of(variant)
         is_program = self.starter.plan.variant(variant).kind.runs_program
         record = (self.program if is_program else self.workload)(launch, variant, number)
-        return replace(record, seconds=time.monotonic() - began_s)
+        return replace(record, number=number, seconds=time.monotonic() - began_s)
 
     def workload(self, launch: Launch, variant: str, number: int) -> TrialRecord:
         """A trial by ranks that stay; other ranks end first, since they would take memory and time."""
@@ -122,9 +122,7 @@ class Trials:
             self.begin(attempt, self.live_requests(launch, attempt.name))
         result = attempt.run.trial_times(attempt.name, self.number)
         failed = self.wait(attempt, variant, result.exists)
-        if failed is not None:
-            return replace(failed, number=number)
-        return record_of(variant, number, read_json(result, TrialTimes))
+        return failed or record_of(variant, read_json(result, TrialTimes))
 
     def live_requests(self, launch: Launch, name: str) -> tuple[StartRequest, ...]:
         first = str(self.starter.run.trial(name, self.number).resolve())
@@ -167,8 +165,8 @@ class Trials:
         self.stop()
         found = rounds_ms()
         if failed is not None and not found:
-            return replace(failed, number=number)
-        return record_of(variant, number, TrialTimes(tuple(ms * 1e6 for ms in found)))
+            return failed
+        return record_of(variant, TrialTimes(tuple(ms * 1e6 for ms in found)))
 
     def next_attempt(self, launch: Launch) -> RunningAttempt:
         """Ranks that are still to be started."""
@@ -233,13 +231,13 @@ class Trials:
         return TrialRecord(variant, 0, status, 0.0, reason=cause.reason)
 
 
-def record_of(variant: str, number: int, times: TrialTimes) -> TrialRecord:
-    """The record of a trial of the variant with this id: which of its trials it is, and the times in ns."""
+def record_of(variant: str, times: TrialTimes) -> TrialRecord:
+    """The record of a trial of the variant with this id and these times, without its number and length."""
     middle = median(times.step_ns)
     deviation = PER_MAD * median(abs(ns - middle) for ns in times.step_ns) / middle
     variance = MEDIAN_VARIANCE * max(deviation, LEAST_DEVIATION) ** 2 / len(times.step_ns)
     peak_gib = None if times.peak_bytes is None else times.peak_bytes / GIB
-    return TrialRecord(variant, number, "ok", 0.0, step_ms=middle / 1e6, variance=variance, peak_gib=peak_gib)
+    return TrialRecord(variant, 0, "ok", 0.0, step_ms=middle / 1e6, variance=variance, peak_gib=peak_gib)
 
 
 BUDGET_S = 900.0
