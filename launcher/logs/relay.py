@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from gpurun.launcher.errors import MachineError, SpecError, unreadable
 from gpurun.launcher.logs.lines import MAX_LINE_BYTES, LineReader, Noise, prefixed
-from gpurun.launcher.rundir.claim import read
+from gpurun.launcher.rundir.claim import live_claim
 from gpurun.launcher.rundir.files import RunDir, open_regular
 from gpurun.launcher.rundir.paths import num_bytes, older_part, rank_files
 from gpurun.launcher.units import GIB, format_number
@@ -369,8 +369,7 @@ def newest_lines(run: RunDir, rank: int | None, colour: bool) -> Iterator[str]:
     relay = Relay(found.append, None if rank is None else (rank,), colour, within=run.within)
     launch: str | None = None
     while True:
-        running = read(run)
-        alive = running is not None and running.may_live
+        alive = live_claim(run) is not None
         newest = newest_launch(run)
         if newest is not None and newest != launch:
             relay.finish()
@@ -410,9 +409,7 @@ def streams_beside(log: Path, rank: int) -> list[Path]:
 def _no_log(run: RunDir, launch: str | None, rank: int | None) -> str:
     names = sorted({log.parents[1].name for log in run.path.glob("launches/*/log/rank*.log")})
     if launch is None or not names:
-        running = read(run)
-        is_running = running is not None and running.may_live
-        return f"{run.path}: no rank has written anything yet" if is_running else f"{run.path} has no logs"
+        return f"{run.path}{': no rank has written anything yet' if live_claim(run) else ' has no logs'}"
     ranks = logs_of(run, launch, None)
     if rank is not None and ranks:
         return f"{launch} has no log of rank {rank}; it has those of {', '.join(map(str, ranks))}"

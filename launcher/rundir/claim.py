@@ -129,8 +129,7 @@ def refuse_if_alive(run: RunDir) -> None:
     Raises:
         SpecError: one does.
     """
-    found = read(run)
-    if found is not None and found.may_live:
+    if (found := live_claim(run)) is not None:
         raise SpecError(in_use(run.path, found))
 
 
@@ -145,8 +144,7 @@ def in_use(path: Path, found: Running | None) -> str:
 
 def progress_of(run: RunDir) -> Mapping[str, Any] | None:
     """The case of the next step that a command works on the run now, and its figures; `None`: none does."""
-    found = read(run)
-    if found is None or not found.may_live:
+    if (found := live_claim(run)) is None:
         return None
     case = "in-progress" if found.is_here else "may-be-in-progress"
     return {"case": case, "pid": found.pid, "place": found.host}
@@ -168,14 +166,19 @@ def read(run: RunDir) -> Running | None:
         return None
 
 
+def live_claim(run: RunDir) -> Running | None:
+    """The claim of a command that may still be running."""
+    found = read(run)
+    return found if found is not None and found.may_live else None
+
+
 def running_launch(run: RunDir) -> str:
     """The launch that runs now, on this machine.
 
     Raises:
         SpecError: nothing runs, or it runs on another host.
     """
-    found = read(run)
-    if found is None or not found.may_live:
+    if (found := live_claim(run)) is None:
         raise SpecError(f"{run.path}: this run is not in progress; for its output: gpurun logs {run.path}")
     if not found.is_here:
         where = "in another container" if found.host == platform.node() else f"on {found.host}"

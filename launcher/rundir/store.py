@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from gpurun.launcher.errors import CTRL_C, GpurunError, Interrupted, MachineError, SpecError, unwritable
-from gpurun.launcher.rundir.claim import read
+from gpurun.launcher.rundir.claim import live_claim
 from gpurun.launcher.rundir.files import RunDir, open_regular, write_bytes, write_json
 from gpurun.launcher.rundir.paths import (
     CONTROL,
@@ -314,7 +314,7 @@ def fetched(url: Url) -> Path:
     if versions.keys() == {""}:
         _read(store, "", place)
         return place
-    if (claim := read(RunDir(place))) is not None and claim.may_live:
+    if live_claim(RunDir(place)) is not None:
         return place  # a command continues the run there: that is newer
     _renew(store, place, versions)
     keep_at(place, url)
