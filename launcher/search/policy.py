@@ -230,6 +230,8 @@ CHANCE = 0.01
 """The chance below which a combination is clearly slower than the fastest of those tried."""
 LEVEL = 0.95
 DRAWS = 2000
+SEED = 0
+"""A search that is resumed chooses as before."""
 
 
 @dataclass(frozen=True)
@@ -274,13 +276,12 @@ class Search:
     """A search of the fastest of these combinations."""
 
     levels: Levels
-    seed: int = 0
     first: tuple[int, ...] = ()
     """The combination that is tried before all others: the job's own setting."""
     _design: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_design", design(self.levels, self.seed, self.first))
+        object.__setattr__(self, "_design", design(self.levels, SEED, self.first))
 
     def next_batch(self, trials: Sequence[Trial], left_s: float) -> Batch | None:
         """The next trials; `None`: what is known suffices, or the time is up.
@@ -306,7 +307,7 @@ class Search:
             rest = [combination for combination in range(len(self.levels)) if combination not in tried]
             return Batch(tuple(rest[:BATCH]), 1) if rest else None
         belief = posterior(self.levels, known)
-        draws = belief.draws(DRAWS, np.random.default_rng((self.seed, len(trials))))
+        draws = belief.draws(DRAWS, np.random.default_rng((SEED, len(trials))))
         return self._explore(draws, tried, known) or self._again(draws, known)
 
     def _explore(self, draws: Floats, tried: set[int], known: Sequence[MeasuredCombination]) -> Batch | None:
@@ -352,7 +353,7 @@ class Search:
             combination for combination in range(len(self.levels)) if combination not in {*finalists, *failed}
         ]
         unknown = self.unlike([result.combination for result in known]) & {*others}
-        most = None if unknown else missed(belief, finalists, others, self.seed)
+        most = None if unknown else missed(belief, finalists, others)
         return SearchOutcome(finalists, belief, most, unknown)
 
     def unlike(self, known: Sequence[int]) -> frozenset[int]:
@@ -365,11 +366,11 @@ class Search:
         )
 
 
-def missed(belief: Posterior, finalists: Sequence[int], others: Sequence[int], seed: int) -> float:
+def missed(belief: Posterior, finalists: Sequence[int], others: Sequence[int]) -> float:
     """How much faster, in log time, the best of `others` may be than the best finalist: 95 % confidence."""
     if not others:
         return 0.0
-    draws = belief.draws(DRAWS, np.random.default_rng(seed))
+    draws = belief.draws(DRAWS, np.random.default_rng(SEED))
     gains = draws[:, list(finalists)].min(axis=1) - draws[:, list(others)].min(axis=1)
     return max(0.0, float(np.quantile(gains, LEVEL)))
 

@@ -154,7 +154,7 @@ def test_what_may_be_missed_shrinks_with_what_is_known() -> None:
     assert found.finalists[0] == 0
     others = [one for one in range(len(levels)) if one not in found.finalists]
     assert found.missed is not None
-    assert found.missed < missed(early, found.finalists, others, 0)
+    assert found.missed < missed(early, found.finalists, others)
 
 
 def test_nothing_is_said_of_values_that_no_trial_had() -> None:
