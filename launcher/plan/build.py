@@ -415,8 +415,9 @@ def _program_processes(
 _ELASTIC_ENV = {
     "ROLE_NAME": "default",
     "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
 }
-"""Variables of ranks that options of `torchrun` change."""
+"""Variables of ranks that options of `torchrun`, or a job, change."""
 
 
 def _store_address(first: MachineLike) -> str:
@@ -458,5 +459,4 @@ def _shared_env(place: RankPlace, num_nodes: int, address: str) -> Mapping[str, 
         "MASTER_ADDR": address,
         "TORCHELASTIC_RESTART_COUNT": "0",  # of the first attempt
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }

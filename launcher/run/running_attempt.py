@@ -57,6 +57,8 @@ STORE_ENTRY = "gpurun.launcher.worker.base.process_group:serve_store"
 
 
 THREADS = "OMP_NUM_THREADS"
+PRESET = frozenset({THREADS, "TORCH_NCCL_ASYNC_ERROR_HANDLING"})
+"""Variables of a program's ranks that neither the shell nor the job need set."""
 
 
 @dataclass(frozen=True)
@@ -311,9 +313,9 @@ def program_of(plan: Plan, launch: Launch) -> Variant | None:
 
 
 def program_env(planned: Mapping[str, str], stated: Mapping[str, str]) -> dict[str, str]:
-    """The planned environment. A number of threads that the shell has set stays, unless the job says one."""
-    is_theirs = THREADS in os.environ and THREADS not in stated
-    return {key: value for key, value in planned.items() if not (is_theirs and key == THREADS)}
+    """The planned environment. What the shell has set stays, unless the job says something else."""
+    theirs = (PRESET & os.environ.keys()) - stated.keys()
+    return {key: value for key, value in planned.items() if key not in theirs}
 
 
 def with_torchruns_threads(planned: Mapping[str, str], stated: Mapping[str, str]) -> dict[str, str]:

@@ -899,7 +899,8 @@ RECORDS = """
     import os
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    found = os.environ.get("OMP_NUM_THREADS"), os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    found = [os.environ.get(name) for name in names]
     os.write(1, b"%r " % (found,))  # print() without a buffer writes between another rank's words
 
     @record
@@ -920,7 +921,10 @@ def test_what_record_writes_is_in_the_directory_of_logs(tmp_path: Path) -> None:
         assert "ValueError: bad shard" in path.read_text()
 
 
-@pytest.mark.parametrize("given", [{}, {"OMP_NUM_THREADS": "3", "CUDA_VISIBLE_DEVICES": "5"}])
+GIVEN = {"OMP_NUM_THREADS": "3", "CUDA_VISIBLE_DEVICES": "5", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
+
+
+@pytest.mark.parametrize("given", [{}, GIVEN])
 @pytest.mark.parametrize("num", ["1", "2"])
 def test_variables_of_a_line_are_torchruns(tmp_path: Path, num: str, given: dict[str, str]) -> None:
     write(tmp_path, "train.py", RECORDS.replace("    main()", ""))

@@ -28,6 +28,7 @@ from tests.wording import Wording
 
 CORES = Topology({0: (0, 1, 2, 3)}, ((0,), (1,), (2,), (3,)))
 MACHINE = FakeMachine(8, topology=CORES)
+ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 
 def job_file(directory: Path, text: str, **files: str) -> Path:
@@ -172,6 +173,22 @@ def test_every_rank_sees_all_gpus_of_its_launch_by_uuid(tmp_path: Path) -> None:
 def test_too_few_devices_are_the_machines_fault(tmp_path: Path) -> None:
     with pytest.raises(MachineError):
         plan_of(tmp_path, "script: train.py\ndevices: cuda\n")
+
+
+@pytest.mark.parametrize(
+    ("shell", "stated", "given"), [(None, "", "1"), ("3", "", None), ("3", f"env: {{{ERRORS}: '2'}}\n", "2")]
+)
+def test_what_the_shell_or_the_job_says_of_errors_of_nccl_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str | None, stated: str, given: str | None
+) -> None:
+    """torchrun sets the variable where the shell has none; the ranks' server has what the shell has."""
+    monkeypatch.delenv(ERRORS, raising=False)
+    if shell is not None:
+        monkeypatch.setenv(ERRORS, shell)
+    plan = plan_of(tmp_path, f"script: train.py\ndevices: cpu:1\n{stated}")
+    starter = Starter(plan, load_job(tmp_path / "job.yaml"), RunDir(tmp_path / "run"), tmp_path, MACHINE)
+    _, rank = starter.prepare(plan.launches[0], "01-script-1", dict.fromkeys(plan.launches[0].variants, 1))
+    assert rank.env.get(ERRORS) == given
 
 
 def test_a_seed_counts_only_where_it_is_stated(tmp_path: Path) -> None:
