@@ -233,7 +233,7 @@ class Starter:
             observe=self.plan.observe,
             seeds_steps=self.plan.seeds_steps,
         )
-        write_json(self.run.launch_config(name), config)
+        write_json(self.run.launch_config(name), replace(config, as_torchrun=self.streams.as_torchrun))
 
     def store_request(self, launch: Launch, name: str, program: Variant) -> StartRequest:
         """The store through which the ranks of a program find each other."""

@@ -94,6 +94,8 @@ class ProgramConfig:
     """Whether each rank writes what it does: `Observed`."""
     seeds_steps: bool = False
     """Whether random numbers are seeded anew in every step and for every sample."""
+    as_torchrun: bool = False
+    """Whether `${local_rank}` in the arguments stands for the rank's own."""
 
     @property
     def variant(self) -> str:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from string import Template
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
@@ -29,15 +30,19 @@ from gpurun.launcher.worker.base.exit import exit_code, finish
 def with_own_directory(config: ProgramConfig, run: RunDir) -> ProgramConfig:
     """The configuration with a directory for what the program saves, which no other launch finds there.
 
-    It is in the environment, and in place of `{launch_dir}` in the arguments. In a search, nothing can be
-    written where launches would meet, if the kernel can prevent that.
+    It is in the environment, and in place of `{launch_dir}` in the arguments. Those of torchrun's line may
+    have `${local_rank}`. In a search, nothing can be written where launches would meet, if the kernel can
+    prevent that. Source: torch/distributed/elastic/utils/api.py, `macros`
     """
     directory = run.program_files(config.launch)
     directory.mkdir(parents=True, exist_ok=True)
     os.environ["GPURUN_LAUNCH_DIR"] = str(directory)
     if config.observe:
         keep_to_own_places(config.job_dir, config.run_dir)
-    return replace(config, args=tuple(arg.replace("{launch_dir}", str(directory)) for arg in config.args))
+    args = config.args
+    if config.as_torchrun:
+        args = tuple(Template(arg).safe_substitute(local_rank=os.environ["LOCAL_RANK"]) for arg in args)
+    return replace(config, args=tuple(arg.replace("{launch_dir}", str(directory)) for arg in args))
 
 
 def keep_to_own_places(job_dir: str, run_dir: str) -> None:

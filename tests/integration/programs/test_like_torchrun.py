@@ -696,6 +696,7 @@ LINE = (
     [
         ("train.py --epochs 1", 0),
         ("-m train --json", 0),
+        ("train.py --local-rank=${local_rank} a$$b ${no} $", 0),
     ],
 )
 def test_a_line_of_torchrun_does_the_same_with_gpurun_in_front(tmp_path: Path, words: str, code: int) -> None:
