@@ -1,6 +1,7 @@
 """Nodes other than the first: they start ranks for node 0, and send it exits and files."""
 
 import errno
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,9 +36,10 @@ from gpurun.launcher.nodes.messages import (
 from gpurun.launcher.nodes.node_link import NodeLink
 from gpurun.launcher.nodes.transfer import Outbox
 from gpurun.launcher.processes.pool import Pools, RankPool
-from gpurun.launcher.processes.protocol import PROGRAM_ENTRY, WORKER_ENTRY, StartRequest
+from gpurun.launcher.processes.protocol import PROGRAM_ENTRY, WORKER_ENTRY, Exit, StartRequest
 from gpurun.launcher.rundir.control import NOT_STARTED, ControlDir, leave, read_states
 from gpurun.launcher.rundir.files import RunDir, write_bytes, write_json
+from gpurun.launcher.rundir.rank_files import ERROR_FILE, write_error
 
 ENTRIES: Mapping[RankKind, str] = {"workload": WORKER_ENTRY, "program": PROGRAM_ENTRY}
 """The only code that node 0 can start here."""
@@ -101,8 +103,10 @@ class Follower:
     name: str = ""
     ranks: frozenset[int] = frozenset()
     """The ranks of this node, in this attempt."""
-    failed: bool = False
-    """Whether one of them has."""
+    failure: Exit | None = None
+    """How the first of them has ended that failed."""
+    error_files: Mapping[int, str] = field(default_factory=dict)
+    """Where torch's `record` writes why a function has failed, of a program's ranks."""
     settling: Settle | None = None
     """All ranks have ended well, and node 0 waits for what they have left."""
     traces: frozenset[Path] = frozenset()
@@ -131,14 +135,17 @@ class Follower:
             NodesEnded: the run is over.
             NodesError: node 0 is lost.
         """
-        while True:
-            for message in self.link.poll(_POLL_S):
-                self.handle(message)
-            self.report_exits()
-            self.settle()
-            self.report_steps()
-            self.send_traces()
-            self.show_lines()
+        try:
+            while True:
+                for message in self.link.poll(_POLL_S):
+                    self.handle(message)
+                self.report_exits()
+                self.settle()
+                self.report_steps()
+                self.send_traces()
+                self.show_lines()
+        finally:
+            self.pass_error_on()
 
     def handle(self, message: Message) -> None:
         """Does what node 0 requests."""
@@ -162,12 +169,13 @@ class Follower:
     def launch(self, message: StartRanks) -> None:
         """Starts this node's ranks, with its own paths."""
         self.attempt, self.name = message.attempt, message.name
-        self.failed, self.steps, self.traces = False, (), frozenset()
+        self.failure, self.steps, self.traces = None, (), frozenset()
         config = msgspec.json.decode(message.config, type=dict[str, Any])
         own = config | {"run_dir": str(self.places.run), "job_dir": str(self.places.job_dir)}
         write_json(self.places.launch_config(self.name), own)
         requests = [self.translated(request, ENTRIES[message.kind]) for request in message.requests]
         self.ranks = frozenset(request.rank for request in requests)
+        self.error_files = {request.rank: request.env.get(ERROR_FILE, "") for request in requests}
         if self.relay is not None:
             logs = {request.rank: Path(request.log) for request in requests}
             self.relay.follow(logs, more=self.shown(requests))
@@ -177,10 +185,12 @@ class Follower:
     def translated(self, request: StartRequest, entry: str) -> StartRequest:
         """The request with this node's paths and its own way into the program."""
         places = self.places
-        log = places.translate(request.log, self.name)
+        log, env = places.translate(request.log, self.name), dict(request.env)
+        if ERROR_FILE in env:
+            env[ERROR_FILE] = places.translate(env[ERROR_FILE], self.name)
         return msgspec.structs.replace(
             request,
-            **(self.streams(request.env, log) if entry == PROGRAM_ENTRY else {}),
+            **{"env": env, **(self.streams(env, log) if entry == PROGRAM_ENTRY else {})},
             entry=entry,
             args=tuple(places.translate(text, self.name) for text in request.args),
             log=log,
@@ -191,8 +201,21 @@ class Follower:
     def report_exits(self) -> None:
         """Reports at once which ranks have ended: the number of the message shows which was first."""
         if exits := self.pool.poll(0.0):
-            self.failed = self.failed or any(exit_.returncode for exit_ in exits)
+            self.note_failure(exits)
             self.link.send(0, Exits(self.attempt, self.link.rank, tuple(exits)))
+
+    def note_failure(self, exits: Sequence[Exit]) -> None:
+        """Keeps which rank was the first to fail here."""
+        failed = [exit_ for exit_ in exits if exit_.returncode]
+        if failed and self.failure is None:
+            self.failure = min(failed, key=lambda exit_: exit_.time_ns)
+
+    def pass_error_on(self) -> None:
+        """Writes its error where this command's environment says, as torchrun does on each node."""
+        is_asked = ERROR_FILE in os.environ and self.relay is not None and self.relay.as_torchrun
+        if self.failure is not None and is_asked:
+            written = self.error_files.get(self.failure.rank, "")
+            write_error(written, os.environ[ERROR_FILE], self.failure.returncode)
 
     @property
     def control(self) -> Path:
@@ -212,8 +235,10 @@ class Follower:
             self.link.send(0, StepCounts(self.attempt, self.link.rank, steps))
 
     def show_lines(self) -> None:
-        """Shows the ranks' output, but not after a failure: the others only report their lost peer."""
-        if self.relay is None or self.failed or time.monotonic() - self.shown_s < _SHOW_EVERY_S:
+        """Shows the ranks' output; after a failure only as torchrun: others report their lost peer."""
+        if self.relay is None or time.monotonic() - self.shown_s < _SHOW_EVERY_S:
+            return
+        if self.failure is not None and not self.relay.as_torchrun:
             return
         self.shown_s = time.monotonic()
         self.relay.look()
@@ -259,7 +284,8 @@ class Follower:
         self.report_exits()
         self.pool.stop(message.grace_s, message.signals)
         exits = tuple(self.pool.poll(0.0))
-        if self.relay is not None and not self.failed and not any(exit_.returncode for exit_ in exits):
+        self.note_failure(exits)
+        if self.relay is not None and (self.relay.as_torchrun or self.failure is None):
             self.relay.finish()
         if not self.places.is_shared:
             leave(self.control)

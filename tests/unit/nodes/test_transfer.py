@@ -1,5 +1,6 @@
 """How results of the other nodes come into node 0's run directory."""
 
+import json
 import os
 import platform
 import shutil
@@ -13,11 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.launcher.errors import MachineError, NodesError, SpecError
+from gpurun.launcher.errors import MachineError, NodesEnded, NodesError, SpecError
 from gpurun.launcher.inspect.requests import (
     Answer,
     Declined,
@@ -27,15 +29,16 @@ from gpurun.launcher.inspect.requests import (
     traces_requested,
 )
 from gpurun.launcher.inspect.snapshot import RankSnapshot
-from gpurun.launcher.logs.relay import rotate
+from gpurun.launcher.logs.relay import Relay, rotate
 from gpurun.launcher.nodes import cluster_pool
 from gpurun.launcher.nodes.cluster_pool import ClusterPool
 from gpurun.launcher.nodes.follower import Follower, Places
-from gpurun.launcher.nodes.messages import Chunk, Message, TracesWanted, decode, encode
+from gpurun.launcher.nodes.messages import Chunk, Message, StartRanks, Stop, TracesWanted, decode, encode
 from gpurun.launcher.nodes.transfer import CHUNK_BYTES, WINDOW_CHUNKS, Inbox, Outbox
 from gpurun.launcher.processes.protocol import WORKER_ENTRY, Exit, StartRequest
 from gpurun.launcher.rundir.control import NOT_STARTED, ControlDir, make_directory
 from gpurun.launcher.rundir.files import RunDir, read_json, write_bytes
+from gpurun.launcher.rundir.rank_files import ERROR_FILE
 from gpurun.launcher.rundir.records import CaptureRequest
 from gpurun.launcher.start_on_nodes import scratch_directory
 from tests.wording import Wording
@@ -468,3 +471,54 @@ def test_traces_are_sent_once_they_are_whole_and_nothing_of_the_control_director
     assert (sent.path, sent.content) == (f"launches/{LAUNCH}/captures/1/rank1.pt.trace.json.gz", b"trace")
     cluster.pool.poll(0.0)
     assert cluster.runs[0].captured_trace(LAUNCH, 1, 1).read_bytes() == b"trace"
+
+
+class Failing(Quiet):
+    """A rank that fails at once, in a function under torch's `record`."""
+
+    def __init__(self) -> None:
+        self.exits: list[Exit] = []
+
+    def start(self, processes: Sequence[StartRequest]) -> None:
+        for process in processes:
+            Path(process.log).parent.mkdir(parents=True)
+            Path(process.log).write_text("ValueError: bad shard\n")
+            Path(process.env[ERROR_FILE]).write_text('{"message": {"message": "bad shard"}}')
+            self.exits.append(Exit(process.rank, 1, 0))
+
+    def poll(self, timeout_s: float) -> list[Exit]:
+        exits, self.exits = self.exits, []
+        return exits
+
+    def stop(self, grace_s: float, signals: tuple[int, ...]) -> None:
+        """It has ended."""
+
+
+class LastLink(Link):
+    """What has come is all."""
+
+    def poll(self, timeout_s: float) -> list[Message]:
+        if not (found := super().poll(timeout_s)):
+            raise NodesEnded("the run is over", 4)
+        return found
+
+
+def test_what_a_nodes_failed_rank_has_written_is_where_torchrun_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Node 0's directory isn't here."""
+    monkeypatch.setenv(ERROR_FILE, str(tmp_path / "copied"))
+    theirs, launch = RunDir(tmp_path / "theirs"), "01-script-1"
+    request = start_request(1, theirs.launch_config(launch))
+    env = {**request.env, ERROR_FILE: str(theirs.program_error(launch, 1))}
+    request = msgspec.structs.replace(request, env=env)
+    messages: list[Message] = [StartRanks(1, launch, "program", b"{}", (request,), {}), Stop(1, 0.0, ())]
+    link = LastLink(1, [deque(), deque(messages)], [])
+    places = Places(tmp_path / "own", tmp_path / "scratch", tmp_path, str(theirs.path), "/job")
+    relay = Relay(print, as_torchrun=True, passes_to=2)
+    follower = Follower(link, Failing(), places, print, relay)  # type: ignore[arg-type]
+    with pytest.raises(NodesEnded):
+        follower.run()
+    assert capfd.readouterr().err == "ValueError: bad shard\n"
+    copied = json.loads((tmp_path / "copied").read_bytes())
+    assert copied == {"message": {"message": "bad shard", "errorCode": 1}}
