@@ -702,8 +702,9 @@ def note_spawned() -> Callable[[], bool]:
 def report_other_stores(own: tuple[str, int]) -> None:
     """Reports where the rank waits for the others if the program has set another address than the launch's.
 
-    Nothing listens there: the environment tells torch that the launcher has a store. Source:
-    torch/distributed/rendezvous.py, `_create_c10d_store`.
+    Nothing listens there: the environment tells torch that the launcher has a store. With the launch's port,
+    each address of the store's machine leads to it: it listens at one, where torchrun's listens at all.
+    Source: torch/distributed/rendezvous.py, `_create_c10d_store`.
 
     Args:
         own: the host and the port of the launch's store.
@@ -713,6 +714,8 @@ def report_other_stores(own: tuple[str, int]) -> None:
     def create(original: Callable[..., Any], hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
         is_elsewhere = (hostname, port) != own and module._torchelastic_use_agent_store()
         if is_elsewhere and not listens(hostname, port):
+            if port == own[1] and is_here(hostname) and is_here(own[0]):
+                return original(own[0], port, *args, **kwargs)
             print_to_log(
                 f"gpurun: this rank waits at {hostname}:{port} for the others, and nothing listens there: "
                 f"their store is at {own[0]}:{own[1]}; leave MASTER_ADDR and MASTER_PORT as they are"
@@ -729,6 +732,16 @@ def listens(hostname: str, port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def is_here(hostname: str) -> bool:
+    """Whether this machine has one of its addresses."""
+    with suppress(OSError):
+        for family, kind, _, _, address in socket.getaddrinfo(hostname, 0, type=socket.SOCK_STREAM):
+            with suppress(OSError), socket.socket(family, kind) as probe:
+                probe.bind(address)
+                return True
+    return False
 
 
 def watch_skipped_steps(recorder: StepRecorder) -> Callable[[], None]:

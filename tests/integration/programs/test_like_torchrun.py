@@ -791,17 +791,18 @@ def test_a_program_may_ask_at_the_terminal(tmp_path: Path) -> None:
 
 
 def test_the_port_of_a_line_is_that_of_the_store(tmp_path: Path) -> None:
-    """A program may be given it in another way, too."""
+    """A program may be given it in another way, and as each address of the machine."""
     program = """
     import sys
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", init_method=f"tcp://localhost:{sys.argv[1]}", rank=0, world_size=1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.2:{sys.argv[1]}", rank=0, world_size=1)
     dist.destroy_process_group()
     """
     write(tmp_path, "train.py", program)
     port = str(free_port())
-    gpurun(tmp_path, "torchrun", "--master-port", port, "train.py", port).ended(0)
+    line = ("--master-addr", "127.0.0.2", "--master-port", port, "train.py", port)
+    gpurun(tmp_path, "torchrun", *line).ended(0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = str(server.getsockname()[1])
         said = gpurun(tmp_path, "torchrun", "--master-port", taken, "train.py", taken).ended(1).err

@@ -8,6 +8,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -425,16 +426,19 @@ def test_a_rank_that_waits_at_another_address_says_where_the_others_meet(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     module: Any = importlib.import_module("torch.distributed.rendezvous")
-    monkeypatch.setattr(module, "_create_c10d_store", lambda hostname, port: None)
+    monkeypatch.setattr(module, "_create_c10d_store", lambda hostname, port: hostname)
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    addresses = ("127.0.0.1", 0), ("127.0.0.2", 0)
+    with ExitStack() as stack:
+        servers = [stack.enter_context(socket.create_server(address)) for address in addresses]
+        port, other = (server.getsockname()[1] for server in servers)
         report_other_stores(("127.0.0.1", port))
         for host in ("127.0.0.1", "localhost"):
-            module._create_c10d_store(host, port)
+            assert module._create_c10d_store(host, port) == host
+        assert module._create_c10d_store("127.0.0.2", port) == "127.0.0.1"  # this machine's, too
         assert capsys.readouterr().err == ""
-        module._create_c10d_store("127.0.0.2", port)
-    said = f"this rank waits at 127.0.0.2:{port} for the others, and nothing listens there: their store is at"
+        module._create_c10d_store("127.0.0.1", other)
+    said = f"waits at 127.0.0.1:{other} for the others, and nothing listens there: their store is at"
     assert f"{said} 127.0.0.1:{port}; leave MASTER_ADDR" in capsys.readouterr().err
 
 
