@@ -969,11 +969,13 @@ def test_restarts_of_a_line_are_counted_as_by_torchrun(tmp_path: Path) -> None:
 
 
 def test_a_command_that_is_not_pythons_becomes_the_rank(tmp_path: Path) -> None:
-    write(tmp_path, "run.sh", "#!/bin/sh\ntouch $1$RANK\n").chmod(0o755)
+    write(tmp_path, "run.sh", "#!/bin/sh\ngrep SigIgn /proc/self/status > $1$RANK\n").chmod(0o755)
     done = gpurun(tmp_path, "torchrun", "--no-python", "--nproc-per-node", "2", "./run.sh", "made").ended(0)
     assert "run.sh: ./run.sh made, on cpu:0 cpu:1" in done.err
     assert "Answer   ./run.sh on 2 devices ran" in done.err
     assert sorted(path.name for path in tmp_path.glob("made*")) == ["made0", "made1"]
+    ignored = int((tmp_path / "made0").read_text().split()[1], 16)
+    assert not ignored & (1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1)
 
 
 @pytest.mark.parametrize(
