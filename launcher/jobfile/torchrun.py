@@ -159,16 +159,18 @@ def _line(given: Mapping[str, Any]) -> TorchrunLine:
     if unknown := sorted(signals - _HANDLED):
         raise _refused("signals_to_handle", ",".join(unknown), f"handled are {', '.join(sorted(_HANDLED))}")
     script, args = given["training_script"], tuple(given["training_script_args"])
+    if given["run_path"]:  # source: torch/distributed/run.py, `config_from_args`
+        given = {**given, "no_python": None, "module": None}
     if given["no_python"] and given["module"]:
         raise SpecError("torchrun: --no-python and --module exclude each other")
-    is_command = given["no_python"] and not given["run_path"]
-    if is_command:
+    if given["no_python"]:
         script, args = BECOMES_COMMAND, (script, *args)
+    is_module = given["module"] or given["no_python"]
     files = _files(given)
     endpoint, port = _addresses(given, nodes)
     return TorchrunLine(
-        script=None if given["module"] or is_command else script,
-        module=script if given["module"] or is_command else None,
+        script=None if is_module else script,
+        module=script if is_module else None,
         args=args,
         num_processes=given["nproc_per_node"],
         nodes=nodes,

@@ -78,6 +78,8 @@ def test_each_option_of_torchs_own_parser_is_in_one_of_the_three_tables() -> Non
         ("--log-dir d --redirects 3 t.py", "quiet", False),
         ("--nnodes 2 --node-rank 0 --master-addr a --local-addr 10.0.0.7 t.py", "interface", "10.0.0.7"),
         ("--no-python run.sh 1", "args", ("run.sh", "1")),
+        ("--run-path --no-python /t.py 1", "args", ("1",)),
+        ("--run-path --no-python --module /t.py 1", "script", "/t.py"),
         ("--local-ranks-filter 0,2 t.py", "only_local_ranks", {0, 2}),
         ("--local-ranks-filter 1 t.py", "only_local_ranks", {1}),
     ],
