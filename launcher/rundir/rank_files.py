@@ -67,9 +67,9 @@ class RankFiles:
         Raises:
             MachineError: that can't be written.
         """
+        if self.directory == os.devnull:  # streams stay as they are then, as under torchrun
+            return {}
         redirected = _bits(self.redirects, env) | _bits(self.tee, env)
-        if self.directory == os.devnull:
-            return {name: os.devnull for bit, name in _STREAMS.items() if redirected & bit}
         try:
             if self._place is None:
                 base = os.path.abspath(self.directory or os.path.dirname(log))

@@ -866,6 +866,7 @@ STREAMS = """
             "[default1]:out 1",
             "[default1]:err 1",
         ),
+        ("--log-dir /dev/null -r 3 -t 3", "", "out 0|out 1", "err 0|err 1"),
         ("--redirects 0:1", "0/stdout", "out 1", "err 0|err 1"),
         ("--local-ranks-filter 0,1", "", "out 0|out 1", "err 0|err 1"),
         ("--local-ranks-filter 1,5", "", "out 1", "err 1"),
