@@ -332,14 +332,22 @@ def redirect(log: str, stdin: str = "", stdout: str = "", stderr: str = "") -> N
     """
     os.makedirs(os.path.dirname(log), exist_ok=True)
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    # A FIFO whose writer has ended would be waited for.
-    source = os.open(stdin or os.devnull, os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK)
-    os.set_blocking(source, True)
-    for fd, place in ((source, 0), (_opened(stdout, target), 1), (_opened(stderr, target), 2)):
+    for fd, place in ((_source(stdin), 0), (_opened(stdout, target), 1), (_opened(stderr, target), 2)):
         os.dup2(fd, place)
         os.close(fd)
     os.close(target)
     set_streams()
+
+
+def _source(path: str) -> int:
+    """What is read; a file from where the command's own descriptor is.  Source: proc(5), /proc/PID/fdinfo."""
+    # A FIFO whose writer has ended would be waited for.
+    fd = os.open(path or os.devnull, os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK)
+    os.set_blocking(fd, True)
+    with contextlib.suppress(OSError, ValueError):  # a pipe has none
+        _, position, *_ = Path(path.replace("/fd/", "/fdinfo/")).read_text().split()
+        os.lseek(fd, int(position), os.SEEK_SET)
+    return fd
 
 
 def _opened(path: str, log: int) -> int:

@@ -236,6 +236,13 @@ class AfterImport(MetaPathFinder, Loader):
         self.then()
 
 
+def position_of(fd: int) -> int:
+    """The position in a file; 0 of a pipe."""
+    with suppress(OSError):
+        return os.lseek(fd, 0, os.SEEK_CUR)
+    return 0
+
+
 @dataclass(frozen=True)
 class Beginning:
     """The rank before its program began."""
@@ -252,6 +259,7 @@ class Beginning:
     pid: int = field(default_factory=os.getpid)
     program: str = ""
     """What it is remembered by, in that directory."""
+    stdin_at: int = field(default_factory=lambda: position_of(0))
 
     def is_unchanged(self) -> bool:
         """Whether the environment is as it was."""
@@ -284,7 +292,7 @@ class Beginning:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         with suppress(OSError):  # a pipe
-            os.lseek(0, 0, os.SEEK_SET)
+            os.lseek(0, self.stdin_at, os.SEEK_SET)
         os.chdir(self.directory)
         signal.pthread_sigmask(signal.SIG_BLOCK, {STACKS_SIGNAL})  # until it has a handler again
         argv = [sys.executable, "-P", "-c", WITH_OUR_CODE, str(gpurun.__file__), ANEW, str(state)]

@@ -263,10 +263,11 @@ def test_what_records_calls_in_a_program_sees_one_of_gpurun(tmp_path: Path, begi
 
 
 def test_a_file_is_read_again_where_a_program_begins_anew(tmp_path: Path) -> None:
+    """From where the shell has come to."""
     hidden = "exec(\"os.environ['TORCH_LOGS'] = 'recompiles'\")"
     write(tmp_path, "train.py", f"import os, sys\nprint(sys.stdin.readline())\n{hidden}\nimport torch\n")
-    (tmp_path / "given").write_text("line one\nline two\n")
-    line = f"{shlex.quote(sys.executable)} -m gpurun torchrun train.py < given"
+    (tmp_path / "given").write_text("title\nline one\nline two\n")
+    line = f"{{ read title; {shlex.quote(sys.executable)} -m gpurun torchrun train.py; }} < given"
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     done = subprocess.run(["sh", "-c", line], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.stdout == 2 * "line one\n\n"
