@@ -29,6 +29,7 @@ from gpurun.launcher.machine.accelerators import ACCELERATORS
 from gpurun.launcher.machine.git import is_tracked, uninterrupted
 from gpurun.launcher.rundir.files import replacing
 from gpurun.launcher.rundir.improvement import CallChange
+from gpurun.launcher.rundir.records import NEEDS_WORKERS
 from gpurun.launcher.syntax import parsed
 
 ESCAPED = {ord(char): f"\\{letter}" for char, letter in zip('\a\b\t\n\v\f\r"\\', 'abtnvfr"\\', strict=True)}
@@ -41,6 +42,7 @@ NEWLINE = re.compile(r"\r\n|\r|\n")  # `str.splitlines` knows more of them than 
 WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 CODE_OR_COMMENT = re.compile(r"#[^\r\n]*|[^\s\\]")
 REST_OF_LINE = re.compile(r"[ \t\f]*(?:#[^\r\n]*)?(?=[\r\n])")
+WORKERS = "num_workers"
 SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return)
 """Statements before which a line runs as often as they do: none of the headers of `while`, `elif`, `case`."""
 ITSELF = (
@@ -196,17 +198,19 @@ def _with_all(source: bytes, edits: Sequence[CallChange]) -> bytes:
     replaced = dict[ast.expr, str]()
     appended = dict[ast.Call, dict[str, str]]()
     lines = dict[Line, None]()  # in order, each once
-    for edit in edits:
-        call = _call_of(page.tree, edit)
+    placed = [(edit, _call_of(page.tree, edit)) for edit in edits]
+    sure = {call for edit, call in placed if WORKERS in edit.arguments}
+    for edit, call in placed:
         for name, value in edit.arguments.items():
             passed = _passed(call, name, edit.parameters)
+            text = repr(value) if call in sure else _guarded(call, name, value, edit.parameters)
             was = replaced.get(passed) if passed else appended.get(call, {}).get(name)
-            if was not in (None, repr(value)):
+            if was not in (None, text):
                 raise NoPlaceError(f"another edit sets {name}={was}")
             if passed:
-                replaced[passed] = repr(value)
+                replaced[passed] = text
             else:
-                appended.setdefault(call, {})[name] = repr(value)
+                appended.setdefault(call, {})[name] = text
         if edit.before or edit.after:
             lines[_line_of(page, call, edit, parents)] = None
 
@@ -229,6 +233,22 @@ def _with_all(source: bytes, edits: Sequence[CallChange]) -> bytes:
     if ast.dump(page.tree) != ast.dump(parsed(changed)):
         raise NoPlaceError("more would change than was meant")
     return changed
+
+
+def _guarded(call: ast.Call, name: str, value: Any, parameters: Sequence[str]) -> str:
+    """The text of a value; what a DataLoader refuses without workers depends on their number.
+
+    Other calls at the same place, and other command lines, may ask for none.
+
+    Raises:
+        NoPlaceError: that number isn't known.
+    """
+    workers = _passed(call, WORKERS, parameters) if name in NEEDS_WORKERS else None
+    if workers is None or isinstance(workers, ast.Constant):
+        return repr(value)
+    has_some = ast.Compare(workers, [ast.Gt()], [ast.Constant(0)])
+    otherwise = ast.Constant(NEEDS_WORKERS[name])
+    return ast.unparse(has_some if value is True else ast.IfExp(has_some, expression(repr(value)), otherwise))
 
 
 def expression(text: str) -> ast.expr:

@@ -108,10 +108,14 @@ class Stage:
         return [each.losses for each in self.observed(position)]
 
     def calls(self, position: int) -> list[CallSite]:
-        """The calls of a set's ranks in all launches, each place once."""
-        id = self.ids[position]
+        """The calls of a set's ranks in all launches, each place once, with what any of them was given."""
+        id, found = self.ids[position], dict[tuple[str, str, int, int | None], CallSite]()
         seen = (each for (name, _), known in self.seen_by_rank.items() if name == id for each in known)
-        return list({place_in_source(site): site for each in seen for site in each.calls}.values())
+        for site in (site for each in seen for site in each.calls):
+            place = place_in_source(site)
+            earlier = found[place].applied if place in found else {}
+            found[place] = replace(site, applied={**earlier, **site.applied})
+        return list(found.values())
 
     def observed(self, position: int, rank: int = 0) -> list[Observed]:
         """A rank's record of its calls, per launch of a set."""

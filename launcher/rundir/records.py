@@ -108,6 +108,12 @@ WORKLOAD = "workload"
 
 AT_DDP = ("autocast", "compile", "comm_hook")
 """Changes of the module that is given to DDP, by name."""
+NEEDS_WORKERS: Mapping[str, bool | None] = {
+    "persistent_workers": False,
+    "prefetch_factor": None,
+    "multiprocessing_context": None,
+}
+"""Arguments that a DataLoader refuses without workers, and their values then."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +134,7 @@ class CallSite:
     parameters: tuple[str, ...] = ()
     """Names of the arguments that are passed by position, at least of the first one."""
     applied: Mapping[str, bool | int | float | str] = field(default_factory=dict)
-    """Changed arguments; of DDP also `AT_DDP`."""
+    """Changed arguments, of any call at this place; of DDP also `AT_DDP`."""
     skipped: tuple[str, ...] = ()
     """Arguments of the job that mean nothing to this call."""
     count: int = 1

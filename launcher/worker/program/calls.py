@@ -22,12 +22,10 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
 from gpurun.launcher.inspect.stacks import is_users
-from gpurun.launcher.rundir.records import AT_DDP, CallSite
+from gpurun.launcher.rundir.records import AT_DDP, NEEDS_WORKERS, CallSite
 from gpurun.launcher.worker.accelerators.cuda import cudnn_flags, matmul_precision
 
 Value = bool | int | float | str
-NEEDS_WORKERS = {"persistent_workers": False, "prefetch_factor": None, "multiprocessing_context": None}
-"""Arguments that a DataLoader refuses without workers, and their values then."""
 EXCLUSIVE = {"fused": "foreach", "foreach": "fused"}
 """Implementations of an optimizer, of which only one can be `True`."""
 _TORCH = f"{os.path.dirname(torch.__file__)}{os.sep}"
@@ -159,7 +157,8 @@ class ProgramCalls:
             self._models.append(weakref.ref(made))
         key = (name, caller.f_code.co_filename, caller.f_lineno, caller.f_lasti)
         if (known := self.sites.get(key)) is not None:
-            self.sites[key] = replace(known, count=known.count + 1)
+            applied = {**known.applied, **changed.applied}
+            self.sites[key] = replace(known, count=known.count + 1, applied=applied)
         elif len(self.sites) < MAX_SITES:
             if getattr(made, "find_unused_parameters", False):
                 self._searching[key] = weakref.ref(made)

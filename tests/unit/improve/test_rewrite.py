@@ -238,6 +238,26 @@ CASES = {
     "a keyword beside **": Case(
         "x = DataLoader(ds, num_workers=0, **{})\n", W4, "x = DataLoader(ds, num_workers=4, **{})\n"
     ),
+    "what needs workers, of which there are some": Case(
+        "x = DataLoader(ds, num_workers=2)\n",
+        edit(1, persistent_workers=True),
+        "x = DataLoader(ds, num_workers=2, persistent_workers=True)\n",
+    ),
+    "what needs workers, of which there may be none": Case(
+        "x = DataLoader(ds, num_workers=n)\n",
+        edit(1, persistent_workers=True),
+        "x = DataLoader(ds, num_workers=n, persistent_workers=n > 0)\n",
+    ),
+    "what needs workers, whose number is passed by position": Case(
+        "x = DataLoader(ds, 8, True, None, None, a.n)\n",
+        edit(1, prefetch_factor=8),
+        "x = DataLoader(ds, 8, True, None, None, a.n, prefetch_factor=8 if a.n > 0 else None)\n",
+    ),
+    "what needs workers is replaced": Case(
+        "x = DataLoader(ds, num_workers=n if big else 0, persistent_workers=False)\n",
+        edit(1, persistent_workers=True),
+        "x = DataLoader(ds, num_workers=n if big else 0, persistent_workers=(n if big else 0) > 0)\n",
+    ),
     "a keyword-only argument beside stars": Case(
         "x = DataLoader(*[ds])\n", edit(1, pin_memory=True), "x = DataLoader(*[ds], pin_memory=True)\n"
     ),
@@ -328,6 +348,10 @@ NO_PLACE = {
     "in **": ("x = DataLoader(ds, **options)\n", W4),
     "in *": ("x = DataLoader(*arguments)\n", W4),
     "in * behind others": ("x = DataLoader(ds, *rest)\n", W4),
+    "workers may be in *": (
+        "x = DataLoader(*rest, persistent_workers=False)\n",
+        replace(W4, arguments={"persistent_workers": True}),
+    ),
     "in *, no parameters known": ("x = DataLoader(*rest)\n", replace(W4, parameters=())),
     "no expression": ("x = DataLoader(ds)\n", replace(W4, arguments={"generator": object()})),
     "infinity": ("x = DataLoader(ds)\n", replace(W4, arguments={"timeout": [float("inf")]})),
@@ -448,6 +472,12 @@ def test_edits_of_one_file_are_merged_at_the_lines_of_the_old_source() -> None:
         "x = DataLoader(ConcatDataset([ds]), num_workers=4, persistent_workers=True)\n"
         "opt = SGD(m.parameters(), foreach=True)\n"
     )
+
+
+def test_what_needs_workers_has_those_that_another_edit_sets() -> None:
+    source = "x = DataLoader(ds, num_workers=n)\n"
+    expected = "x = DataLoader(ds, num_workers=4, persistent_workers=True)\n"
+    assert changed(source, edit(1, persistent_workers=True), W4) == expected
 
 
 def test_a_contradiction_and_a_change_of_changed_text_are_left() -> None:

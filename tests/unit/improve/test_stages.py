@@ -10,10 +10,10 @@ import pytest
 from gpurun.launcher.errors import GpurunError, SpecError, VariantError
 from gpurun.launcher.improve import stages
 from gpurun.launcher.improve.improve import run_improve
-from gpurun.launcher.improve.stages import RemedySearch
+from gpurun.launcher.improve.stages import RemedySearch, Stage
 from gpurun.launcher.run.job import Output
 from gpurun.launcher.run.open import Invocation
-from gpurun.launcher.rundir.records import Observed
+from gpurun.launcher.rundir.records import CallSite, Observed
 
 NEVER = float("inf")
 
@@ -127,3 +127,12 @@ def test_a_budget_for_nothing_ends_at_once(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="the budget is too short to try anything: `--budget 1m`"):
         run_improve(pools, given, 1.0, tmp_path / "found", Output(True, None), print)
     assert not (tmp_path / "found").exists()
+
+
+def test_a_place_has_what_the_calls_of_any_rank_were_given() -> None:
+    stage = Stage(cast(Any, None), cast(Any, None), cast(Any, None), {0: "a"})
+    given: list[dict[str, int]] = [{}, {"prefetch_factor": 8}, {}]
+    calls = [CallSite("DataLoader", "data.py", 3, True, applied=each) for each in given]
+    vars(stage)["seen_by_rank"] = {("a", rank): [Observed((call,))] for rank, call in enumerate(calls)}
+    (found,) = stage.calls(0)
+    assert found.applied == {"prefetch_factor": 8}

@@ -110,6 +110,15 @@ def test_calls_of_own_files_are_changed_and_noted() -> None:
     assert (adamax.applied, adamax.skipped) == ({}, ("fused",))
 
 
+def test_a_place_has_what_any_of_its_calls_was_given() -> None:
+    calls = ProgramCalls({"DataLoader": {"persistent_workers": True}}, notes=True)
+    with calls.watch():
+        loaders = [DataLoader(DATA, num_workers=workers) for workers in (0, 1)]
+    assert [each.persistent_workers for each in loaders] == [False, True]
+    (site,) = calls.sites.values()
+    assert (site.applied, site.count) == ({"persistent_workers": True}, 2)
+
+
 def test_calls_of_libraries_stay_as_they_are(tmp_path: Path) -> None:
     package = tmp_path / "site-packages" / "trainers"
     package.mkdir(parents=True)
