@@ -52,6 +52,8 @@ ITSELF = (
 """Methods of a module that return it. Source: torch/nn/modules/module.py."""
 MAYBE_NOT_RUN = (ast.BoolOp, ast.IfExp, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 """Expressions whose parts run under a condition, later, or with names of their own."""
+TAKES = frozenset({"next", "pop", "popitem", "popleft", "setdefault"})
+"""Functions and methods that change what they are called on."""
 
 
 Node = ast.expr | ast.stmt | ast.keyword
@@ -208,6 +210,7 @@ def _with_all(source: bytes, edits: Sequence[CallChange]) -> bytes:
             if was not in (None, text):
                 raise NoPlaceError(f"another edit sets {name}={was}")
             if passed:
+                _check_value(passed)
                 replaced[passed] = text
             else:
                 appended.setdefault(call, {})[name] = text
@@ -241,14 +244,27 @@ def _guarded(call: ast.Call, name: str, value: Any, parameters: Sequence[str]) -
     Other calls at the same place, and other command lines, may ask for none.
 
     Raises:
-        NoPlaceError: that number isn't known.
+        NoPlaceError: that number isn't known, or can't be written twice.
     """
     workers = _passed(call, WORKERS, parameters) if name in NEEDS_WORKERS else None
     if workers is None or isinstance(workers, ast.Constant):
         return repr(value)
+    _check_value(workers)
     has_some = ast.Compare(workers, [ast.Gt()], [ast.Constant(0)])
     otherwise = ast.Constant(NEEDS_WORKERS[name])
     return ast.unparse(has_some if value is True else ast.IfExp(has_some, expression(repr(value)), otherwise))
+
+
+def _check_value(written: ast.expr) -> None:
+    """Returns if an expression only gives a value, as far as its text says.
+
+    Raises:
+        NoPlaceError: it also binds a name, or takes something away from where others look for it.
+    """
+    for node in ast.walk(written):
+        takes = isinstance(node, ast.Call) and not TAKES.isdisjoint(_names(node.func, {}))
+        if takes or isinstance(node, ast.NamedExpr | ast.Await | ast.Yield | ast.YieldFrom):
+            raise NoPlaceError(f"{ast.unparse(written)} does more than give a value")
 
 
 def expression(text: str) -> ast.expr:

@@ -352,6 +352,13 @@ NO_PLACE = {
         "x = DataLoader(*rest, persistent_workers=False)\n",
         replace(W4, arguments={"persistent_workers": True}),
     ),
+    "a value that is taken away from **": ("x = DataLoader(ds, num_workers=o.pop('n'), **o)\n", W4),
+    "the next value": ("x = DataLoader(ds, num_workers=next(numbers))\n", W4),
+    "a value with a name": ("x = DataLoader(ds, num_workers=(n := 0))\n", W4),
+    "workers that can't be written twice": (
+        "x = DataLoader(ds, num_workers=o.pop('n'))\n",
+        replace(W4, arguments={"prefetch_factor": 8}),
+    ),
     "in *, no parameters known": ("x = DataLoader(*rest)\n", replace(W4, parameters=())),
     "no expression": ("x = DataLoader(ds)\n", replace(W4, arguments={"generator": object()})),
     "infinity": ("x = DataLoader(ds)\n", replace(W4, arguments={"timeout": [float("inf")]})),
