@@ -574,7 +574,10 @@ def with_keys(source: bytes, keys: Mapping[str, Any]) -> bytes:
 def _with_key(source: bytes, key: str, value: Any) -> bytes:
     """Raises NoPlaceError."""
     text = source.decode()
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:  # libyaml, which reads jobs, takes tabs between a value and its comment
+        raise NoPlaceError(str(error)) from None
     if not isinstance(root, yaml.MappingNode):
         raise NoPlaceError("the file holds no keys")
     found = next(((name, node) for name, node in root.value if name.value == key), None)

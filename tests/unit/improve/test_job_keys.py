@@ -3,6 +3,7 @@
 import pytest
 
 from gpurun.launcher.improve.rewrite import NoPlaceError, with_keys
+from gpurun.launcher.jobfile.yaml.tree import parse_source
 
 JOB = """\
 # Our job.
@@ -55,3 +56,11 @@ def test_a_key_is_changed_added_or_removed(before: str, keys: dict[str, object],
 def test_what_would_change_more_than_its_key_is_left_to_the_user(job: str) -> None:
     with pytest.raises(NoPlaceError):
         with_keys(job.encode(), {"split": "balanced"})
+
+
+def test_a_job_with_tabs_is_left_to_the_user() -> None:
+    """libyaml, which reads jobs, takes a tab before a comment; what finds places in the text doesn't."""
+    job = b"bucket_mb: 1\t# MiB\n"
+    assert parse_source(job, "").root.plain() == {"bucket_mb": 1}
+    with pytest.raises(NoPlaceError):
+        with_keys(job, {"bucket_mb": 25})
