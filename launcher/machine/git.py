@@ -54,7 +54,7 @@ def git(directory: Path, *args: str, timeout_s: float = TIMEOUT_S) -> GitResult:
         return GitResult(127, "", f"git: {error.strerror}")
     except subprocess.TimeoutExpired:
         return GitResult(124, "", f"git {args[0]} took longer than {timeout_s:.0f} s")
-    return GitResult(done.returncode, done.stdout.strip(), done.stderr.strip())
+    return GitResult(done.returncode, done.stdout.removesuffix("\n"), done.stderr.strip())
 
 
 def top_directory(directory: Path) -> Path | None:
@@ -65,7 +65,7 @@ def top_directory(directory: Path) -> Path | None:
 
 def is_tracked(path: Path) -> bool:
     """Whether git has a version of a file."""
-    return git(path.parent, "ls-files", "--error-unmatch", "--", path.name).code == 0
+    return git(path.parent, "ls-files", "--error-unmatch", "--", f":(literal){path.name}").code == 0
 
 
 def commit_of(directory: Path, ref: str = "HEAD") -> str | None:

@@ -716,6 +716,13 @@ def test_a_diff_that_isnt_utf8_is_a_file_that_git_takes(tmp_path: Path) -> None:
     assert (tmp_path / "data.py").read_bytes() == data.replace(b"DataLoader(a)", b"DataLoader(a" + workers)
 
 
+def test_the_name_of_a_repository_may_end_with_a_blank(tmp_path: Path) -> None:
+    (project := tmp_path / "project ").mkdir()
+    subprocess.run(["git", "init", "-q"], cwd=project, check=True)
+    found = searched(StandIn(times={WORKERS: 0.7}), project)
+    assert found.diff.startswith("diff --git a/train.py b/train.py\n")
+
+
 def test_lines_of_the_diff_end_as_those_of_the_file() -> None:
     found = Improvement(1, "train.py", 60.0, diff="--- a\n+x\r\n+y\x0cz\n")
     assert improve_lines(found, "x")[-3:] == ["--- a", "+x\r", "+y\x0cz"]

@@ -750,6 +750,18 @@ def test_what_git_has_no_version_of_must_be_forced(repository: Path) -> None:
     refused({repository / "train.py": (b"a", b"b")}, repository, "git doesn't track .*--force")
 
 
+def test_a_files_name_is_no_pattern_for_git(repository: Path) -> None:
+    (repository / "train1.py").write_bytes(b"a")
+    run(repository, "git", "add", ".")
+    paths = [repository / name for name in ("train[1].py", ":!train1.py")]
+    for path in paths:
+        path.write_bytes(b"a")
+        refused({path: (b"a", b"b")}, repository, "git doesn't track .*--force")
+    run(repository, "git", "add", ".")
+    write_changes(dict.fromkeys(paths, (b"a", b"b")), repository)
+    assert [path.read_bytes() for path in paths] == [b"b", b"b"]
+
+
 def test_without_git_it_must_be_forced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
     path = tmp_path / "plain" / "train.py"
