@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 import yaml
 
-from gpurun.launcher.errors import SpecError, unwritable
+from gpurun.launcher.errors import MachineError, SpecError, unwritable
 from gpurun.launcher.jobfile.yaml.describe import flow_text
 from gpurun.launcher.jobfile.yaml.tree import parse_source
 from gpurun.launcher.machine.accelerators import ACCELERATORS
@@ -519,16 +519,34 @@ def write_changes(changes: Mapping[Path, tuple[bytes, bytes]], root: Path, force
     for path, (old, _) in changes.items():
         _relative(path, root)
         _check(path, old, force)
+    with uninterrupted():
+        try:
+            _replace_files({path: new for path, (_, new) in changes.items()})
+        except MachineError:
+            for path, (old, new) in changes.items():
+                with contextlib.suppress(OSError, MachineError):
+                    if path.read_bytes() == new:  # its rename came before the one that failed
+                        _replace_files({path: old})
+            raise
+
+
+def _replace_files(contents: Mapping[Path, bytes]) -> None:
+    """Replaces the content of files, once all drafts are on the disk.
+
+    Raises:
+        MachineError: a draft can't be written, and nothing is; or a rename fails, after others.
+    """
+    path = Path()
     try:
-        with uninterrupted(), contextlib.ExitStack() as all_written:  # renames them when it is left
-            for path, (_, new) in changes.items():
+        with contextlib.ExitStack() as all_written:  # renames them when it is left
+            for path, new in contents.items():
                 file = all_written.enter_context(replacing(path))
                 file.write(new)
                 _keep_owner(file, path.stat())
                 file.flush()
                 os.fsync(file.fileno())
     except OSError as error:
-        raise unwritable(path, error) from error
+        raise unwritable(Path(os.fsdecode(error.filename2 or path)), error) from error
 
 
 def _keep_owner(file: BinaryIO, status: os.stat_result) -> None:

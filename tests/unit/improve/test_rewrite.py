@@ -872,3 +872,23 @@ def test_a_rename_that_fails_leaves_no_drafts(repository: Path, monkeypatch: pyt
     with pytest.raises(MachineError, match="Input/output error"):
         write_changes(changes, repository)
     assert names(repository) == before
+
+
+def test_files_that_were_renamed_before_a_rename_fails_get_their_text_back(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = placed(repository)
+    before, rename, renamed = names(repository), os.replace, list[Path]()
+
+    def fail_once(source: Path, target: Path, **where: int | None) -> None:
+        renamed.append(target)
+        if len(renamed) == 3:
+            raise OSError(5, "Input/output error", source, None, target)
+        rename(source, target, **where)
+
+    monkeypatch.setattr(os, "replace", fail_once)
+    with pytest.raises(MachineError) as failed:
+        write_changes(changes, repository)
+    assert str(failed.value).startswith(f"can't write {renamed[2]}: Input/output error")
+    assert {path: path.read_bytes() for path in changes} == {path: old for path, (old, _) in changes.items()}
+    assert names(repository) == before
