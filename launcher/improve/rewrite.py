@@ -550,8 +550,10 @@ def _replace_files(contents: Mapping[Path, bytes]) -> None:
 
 
 def _keep_owner(file: BinaryIO, status: os.stat_result) -> None:
-    with contextlib.suppress(PermissionError):  # only root may: in a container, with the files of a user
-        os.fchown(file.fileno(), status.st_uid, status.st_gid)
+    for owner in (status.st_uid, -1):  # only root may give a file away; its group may stay all the same
+        with contextlib.suppress(PermissionError):
+            os.fchown(file.fileno(), owner, status.st_gid)
+            break
     os.fchmod(file.fileno(), stat.S_IMODE(status.st_mode))  # after fchown, which clears bits
 
 

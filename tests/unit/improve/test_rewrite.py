@@ -731,6 +731,21 @@ def test_the_owner_stays(repository: Path) -> None:
     assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (4242, 4343, 0o640)
 
 
+def test_the_group_stays_where_the_owner_cant(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, given = repository / "train.py", list[int]()
+    path.write_bytes(b"a\n")
+    run(repository, "git", "add", ".")
+
+    def fchown(descriptor: int, owner: int, group: int) -> None:
+        if owner != -1:
+            raise PermissionError(1, "Operation not permitted")
+        given.append(group)
+
+    monkeypatch.setattr(os, "fchown", fchown)
+    write_changes({path: (b"a\n", b"b\n")}, repository)
+    assert given == [path.stat().st_gid]
+
+
 def refused(changes: dict[Path, tuple[bytes, bytes]], root: Path, words: str, force: bool = False) -> None:
     with pytest.raises(SpecError, match=words):
         write_changes(changes, root, force)
