@@ -115,8 +115,6 @@ def search_to_resume(words: tuple[str, ...], module: str | None, resume: Path | 
     """
     if resume is not None and (words or module is not None):
         raise SpecError("--resume goes on with the program of that search: leave it and its arguments out")
-    if module is not None and words[:1] and words[0].endswith(".py"):
-        raise SpecError(f"give {words[0]} or -m {module}, not both; a module's arguments follow --")
     if resume is None and module is None and not words:
         raise SpecError(
             "missing argument SCRIPT.py or JOB.yaml; or run a module: gpurun improve -m package.train"

@@ -917,3 +917,7 @@ def test_where_no_search_is_none_is_resumed(tmp_path: Path) -> None:
     assert search_to_resume((), None, latest) == search
     with pytest.raises(SpecError, match="ended before its first launch"):
         given_by((), None, "auto", (), search)()
+
+
+def test_an_argument_of_a_module_may_be_a_python_file() -> None:
+    assert search_to_resume(("configs/a.py",), "package.train", None) is None
