@@ -87,7 +87,7 @@ def improve(
 
     began_s = time.monotonic()
     quit_on_interrupt()
-    resume = search_to_resume(words, module, resume)
+    resume = search_to_resume(words, module, resume, devices, out)
     if write and not yes and not sys.stdin.isatty():
         raise SpecError("--write asks before it changes files: add --yes where nobody can answer")
     if resume is None:
@@ -107,7 +107,13 @@ def improve(
         note_written(found, path)
 
 
-def search_to_resume(words: tuple[str, ...], module: str | None, resume: Path | None) -> Path | None:
+def search_to_resume(
+    words: tuple[str, ...],
+    module: str | None,
+    resume: Path | None,
+    devices: str = "auto",
+    out: Path | None = None,
+) -> Path | None:
     """The directory of the search that is resumed; `None` where a program begins one.
 
     Raises:
@@ -115,6 +121,8 @@ def search_to_resume(words: tuple[str, ...], module: str | None, resume: Path | 
     """
     if resume is not None and (words or module is not None):
         raise SpecError("--resume goes on with the program of that search: leave it and its arguments out")
+    if resume is not None and (out is not None or devices != "auto"):
+        raise SpecError("--resume goes on in that search, on its devices: leave --out and --devices out")
     if resume is None and module is None and not words:
         raise SpecError(
             "missing argument SCRIPT.py or JOB.yaml; or run a module: gpurun improve -m package.train"

@@ -921,3 +921,12 @@ def test_where_no_search_is_none_is_resumed(tmp_path: Path) -> None:
 
 def test_an_argument_of_a_module_may_be_a_python_file() -> None:
     assert search_to_resume(("configs/a.py",), "package.train", None) is None
+
+
+@pytest.mark.parametrize(("devices", "out"), [("cpu:4", None), ("auto", Path("elsewhere"))])
+def test_a_search_is_resumed_where_it_is_and_on_its_devices(
+    tmp_path: Path, devices: str, out: Path | None
+) -> None:
+    (tmp_path / "improve.json").write_text("{}")
+    with pytest.raises(SpecError, match="leave --out and --devices out"):
+        search_to_resume((), None, tmp_path, devices, out)
