@@ -96,15 +96,19 @@ def improve(
     script = "" if module is not None or not words else words[0]
     how = (out, resume, only_rank, quiet, allows_others, numerics, began_s)
     found, path, error = finished(given, script, budget_s, *how)
-    if write and resume is not None and not found.written:  # whose answer was shown before
-        from gpurun.launcher.improve.improve import changes_to_write
-
-        changes_to_write(found, given().directory)
-    show_improvement(found, str(path), as_json, writes=write)
+    if write and resume is not None:  # whose answer was shown before
+        check_change(found, given().directory)
+    is_last = as_json and write and yes and error is None
+    if not is_last:
+        show_improvement(found, str(path), as_json, writes=write)
     if error is not None:
         raise error
-    if write and apply(found, given(), yes, force):
-        note_written(found, path)
+    try:
+        if write and apply(found, given(), yes, force):
+            found = noted_written(found, path)
+    finally:
+        if is_last:  # it says whether the change is written
+            show_improvement(found, str(path), as_json)
 
 
 def search_to_resume(
@@ -217,6 +221,24 @@ def finished(
         return found, path, error
 
 
+def check_change(found: Any, directory: Path) -> None:
+    """Returns if the change that an earlier command has found can be written from here.
+
+    Args:
+        directory: the one in which it was measured, of which this may be a copy.
+
+    Raises:
+        SpecError: it can't, or a file isn't as it was measured.
+    """
+    from gpurun.launcher.improve.improve import changes_to_write
+
+    here = Path.cwd()
+    if not (here.is_relative_to(directory) or directory.is_relative_to(here)):
+        raise SpecError(f"{found.name} was measured in {directory}: --write works there only")
+    if not found.written:
+        changes_to_write(found, directory)
+
+
 def apply(found: Any, given: Any, yes: bool, force: bool) -> bool:
     """Writes the change into the files of the program, or of the job; whether it has changed some.
 
@@ -227,9 +249,6 @@ def apply(found: Any, given: Any, yes: bool, force: bool) -> bool:
     from gpurun.launcher.improve.rewrite import write_changes
     from gpurun.launcher.inspect.stacks import file_hash
 
-    here = Path.cwd()
-    if not (here.is_relative_to(given.directory) or given.directory.is_relative_to(here)):
-        raise SpecError(f"{found.name} was measured in {given.directory}: --write works there only")
     if found.written and all(file_hash(given.directory / name) != was for name, was in found.code.items()):
         click.echo("no file is changed: the change has been written already", err=True)
         return False
@@ -249,8 +268,8 @@ def apply(found: Any, given: Any, yes: bool, force: bool) -> bool:
     return True
 
 
-def note_written(found: Any, path: Path) -> None:
-    """Notes in a search's directory that its change is in the files, and shows what to do next."""
+def noted_written(found: Any, path: Path) -> Any:
+    """What a search has found, with the note that its change is in the files; shows what to do next."""
     from gpurun.launcher.report.terminal.improve import answer
     from gpurun.launcher.rundir.files import write_json
     from gpurun.launcher.rundir.paths import IMPROVEMENT
@@ -258,3 +277,4 @@ def note_written(found: Any, path: Path) -> None:
     written = replace(found, written=True)
     write_json(path / IMPROVEMENT, written)
     click.echo(f"next: {dict(answer(written, str(path)))['Next']}", err=True)
+    return written

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 from click.testing import CliRunner
 
-from gpurun.launcher.cli.commands.improve import apply, given_by, search_to_resume
+from gpurun.launcher.cli.commands.improve import apply, check_change, given_by, improve, search_to_resume
 from gpurun.launcher.cli.commands.report import report
 from gpurun.launcher.compare.model import Difference
 from gpurun.launcher.errors import Interrupted, SpecError
@@ -661,9 +661,8 @@ def test_a_change_is_written_where_it_was_measured(tmp_path: Path, monkeypatch: 
     for name in ("project", "copy"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "copy")
-    given = SimpleNamespace(directory=tmp_path / "project")
     with pytest.raises(SpecError, match=r"was measured in .*/project: --write works there only"):
-        apply(SimpleNamespace(name="train.py"), given, yes=True, force=True)
+        check_change(SimpleNamespace(name="train.py"), tmp_path / "project")
 
 
 def test_a_change_is_written_also_where_a_link_leads_to_it(
@@ -673,7 +672,9 @@ def test_a_change_is_written_also_where_a_link_leads_to_it(
     (tmp_path / "link").symlink_to("real")
     monkeypatch.chdir(tmp_path / "real")
     given = Invocation(tmp_path / "link/job.yaml", ())
-    assert not apply(Improvement(SCHEMA, "job.yaml", 60.0), given, yes=True, force=True)
+    found = Improvement(SCHEMA, "job.yaml", 60.0)
+    check_change(found, given.directory)
+    assert not apply(found, given, yes=True, force=True)
     assert "nothing is proven to help" in capsys.readouterr().err
 
 
@@ -930,3 +931,19 @@ def test_a_search_is_resumed_where_it_is_and_on_its_devices(
     (tmp_path / "improve.json").write_text("{}")
     with pytest.raises(SpecError, match="leave --out and --devices out"):
         search_to_resume((), None, tmp_path, devices, out)
+
+
+def test_json_says_that_the_change_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also from another directory, where the command line names the program or job there."""
+    for name in ("project", "elsewhere"):
+        (tmp_path / name).mkdir()
+    project = tmp_path / "project"
+    found = searched(StandIn(times={WORKERS: 0.7}), project)
+    module = "gpurun.launcher.cli.commands.improve"
+    monkeypatch.setattr("gpurun.launcher.cli.interrupt.quit_on_interrupt", lambda: None)
+    monkeypatch.setattr(f"{module}.finished", lambda *_: (found, project / "found", None))
+    monkeypatch.setattr(f"{module}.given_by", lambda *_: lambda: SimpleNamespace(directory=project))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    shown = CliRunner().invoke(improve, ["train.py", "--write", "--yes", "--force", "--json"])
+    assert json.loads(shown.stdout)["improve"]["written"]
+    assert "num_workers=2" in (project / "train.py").read_text()
