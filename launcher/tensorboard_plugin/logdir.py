@@ -210,10 +210,13 @@ class Listed:
         return RunDir(self.path, real=self.root)
 
     def title(self, job: str | None) -> str:
-        """`gpt-splits · 2026-11-21 14:02`."""
-        stamp = _STAMP.match(self.path.name)
-        name = job or (self.path.parent.name if stamp else self.path.name)
-        return f"{name} · {stamp[1]} {stamp[2]}:{stamp[3]}" if stamp else name
+        """`gpt-splits · 2026-11-21 14:02`; of a run in a search of `gpurun improve` also what it is there."""
+        is_stage = inside(self.root, self.path.parent / IMPROVEMENT) is not None
+        place = self.path.parent if is_stage else self.path
+        stamp = _STAMP.match(place.name)
+        name = job or (place.parent.name if stamp else place.name)
+        time_text = f"{stamp[1]} {stamp[2]}:{stamp[3]}" if stamp else ""
+        return " · ".join(filter(None, (name, self.path.name if is_stage else "", time_text)))
 
     def traces_of(self, variant: str) -> dict[Path, int | None]:
         """The variant's traces that may be read, by rank, `None` where no name has it.

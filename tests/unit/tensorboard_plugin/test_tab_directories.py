@@ -91,6 +91,16 @@ def test_runs_and_directories_of_traces_are_found(logdir: Path) -> None:
     assert variant_ids(found["theirs"]) == [TRACES]
 
 
+def test_the_runs_of_a_search_are_told_from_each_other(tmp_path: Path) -> None:
+    search = tmp_path / "train-improve/2026-11-21_14-02-11"
+    for stage in ("1-original", "2-alone"):
+        (search / stage).mkdir(parents=True)
+        (search / stage / "plan.json").write_text("{}")
+    (search / "improve.json").write_text("{}")
+    titles = [each.title("train") for each in Listing(str(tmp_path)).all().values()]
+    assert sorted(titles) == ["train · 1-original · 2026-11-21 14:02", "train · 2-alone · 2026-11-21 14:02"]
+
+
 @pytest.mark.parametrize("place", [None, "", "gs://bucket/runs", "/nowhere/at/all"])
 def test_a_log_directory_that_is_none_has_no_runs(place: str | None) -> None:
     listing = Listing(place)
