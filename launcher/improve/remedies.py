@@ -521,6 +521,9 @@ def candidates(
     if workload is not None:
         yield from _of_workload(workload, around, shares, remedies)
         return
+    if any(site.library == "transformers" for site in sites):  # whose Trainer has accelerate make its model
+        callers = {"accelerate": "transformers"}
+        sites = [replace(site, library=callers.get(site.library, site.library)) for site in sites]
     for remedy in remedies:
         found = _sites_of(remedy, sites)
         if not found and remedy.call not in OF_PROGRAM:

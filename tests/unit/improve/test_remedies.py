@@ -188,6 +188,20 @@ def test_a_call_of_a_library_has_its_own_option() -> None:
     assert own.site == LOADER
 
 
+@pytest.mark.parametrize(
+    ("library", "option"),
+    [
+        ("transformers", "TrainingArguments(ddp_bucket_cap_mb="),
+        ("accelerate", "Accelerator(kwargs_handlers="),
+    ],
+)
+def test_a_model_that_a_trainer_has_accelerate_make_is_the_trainers(library: str, option: str) -> None:
+    loader = replace(LOADER, is_users=False, library=library)
+    model = replace(DDP, is_users=False, library="accelerate")
+    found = {each.remedy.name: each.refusal for each in candidates([loader, model], AROUND, SHARES)}
+    assert found["large buckets"].startswith(f"{library} makes the call; {option}")
+
+
 def test_options_of_a_trainer_on_the_command_line_have_the_library_make_the_change() -> None:
     """Also where accelerate makes the call; the user's own calls, and other programs', are as they were."""
     calls = (LOADER, site("DistributedDataParallel", find_unused_parameters="True"), ADAM)
