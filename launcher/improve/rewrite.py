@@ -26,7 +26,7 @@ from gpurun.launcher.errors import MachineError, SpecError, unwritable
 from gpurun.launcher.jobfile.yaml.describe import flow_text
 from gpurun.launcher.jobfile.yaml.tree import parse_source
 from gpurun.launcher.machine.accelerators import ACCELERATORS
-from gpurun.launcher.machine.git import is_tracked, uninterrupted
+from gpurun.launcher.machine.git import uninterrupted, why_untracked
 from gpurun.launcher.rundir.files import replacing
 from gpurun.launcher.rundir.improvement import CallChange
 from gpurun.launcher.rundir.records import NEEDS_WORKERS
@@ -574,10 +574,8 @@ def _check(path: Path, old: bytes, force: bool) -> None:
         raise SpecError(
             f"{path} has other names (hard links), which would keep the old text; add --force to write it"
         )
-    if not force and not is_tracked(path):
-        raise SpecError(
-            f"git doesn't track {path}, so nothing could undo the change; add --force to write it"
-        )
+    if not force and (reason := why_untracked(path)):
+        raise SpecError(f"{reason}, so nothing could undo the change; add --force to write it")
 
 
 def with_keys(source: bytes, keys: Mapping[str, Any]) -> bytes:

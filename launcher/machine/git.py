@@ -63,9 +63,14 @@ def top_directory(directory: Path) -> Path | None:
     return Path(found.out) if found.code == 0 and found.out else None
 
 
-def is_tracked(path: Path) -> bool:
-    """Whether git has a version of a file."""
-    return git(path.parent, "ls-files", "--error-unmatch", "--", f":(literal){path.name}").code == 0
+def why_untracked(path: Path) -> str:
+    """Why git gives back no version of a file, as a clause; empty: it has one."""
+    found = git(path.parent, "ls-files", "--error-unmatch", "--", f":(literal){path.name}")
+    if found.code == 0:
+        return ""
+    if "dubious ownership" in found.err:
+        return f"git doesn't look at {path}, whose repository is another user's (see git's `safe.directory`)"
+    return f"git doesn't track {path}"
 
 
 def commit_of(directory: Path, ref: str = "HEAD") -> str | None:

@@ -765,6 +765,20 @@ def test_what_git_has_no_version_of_must_be_forced(repository: Path) -> None:
     refused({repository / "train.py": (b"a", b"b")}, repository, "git doesn't track .*--force")
 
 
+def test_a_repository_of_another_user_is_named_as_such(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (repository / "train.py").write_bytes(b"a")
+    run(repository, "git", "add", ".")
+    for name, value in (
+        ("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1"),
+        ("GIT_CONFIG_GLOBAL", os.devnull),
+        ("GIT_CONFIG_NOSYSTEM", "1"),
+    ):
+        monkeypatch.setenv(name, value)
+    refused({repository / "train.py": (b"a", b"b")}, repository, "repository is another user's .*--force")
+
+
 def test_a_files_name_is_no_pattern_for_git(repository: Path) -> None:
     (repository / "train1.py").write_bytes(b"a")
     run(repository, "git", "add", ".")
