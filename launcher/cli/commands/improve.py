@@ -261,7 +261,8 @@ def apply(found: Any, given: Any, yes: bool, force: bool) -> bool:
         )
         click.echo(f"no file is changed: {why}", err=True)
         return False
-    if not yes and not click.confirm(f"Change {', '.join(path.name for path in changes)}?", err=True):
+    names = ", ".join(str(path.relative_to(given.directory)) for path in changes)
+    if not yes and not click.confirm(f"Change {names}?", err=True):
         return False
     write_changes(changes, given.directory, force)
     click.echo(f"changed {', '.join(str(path) for path in changes)}", err=True)

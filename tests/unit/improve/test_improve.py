@@ -38,6 +38,7 @@ from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.improvement import (
     NO_TIME,
     SCHEMA,
+    CallChange,
     Gain,
     Improvement,
     RemedyResult,
@@ -947,3 +948,17 @@ def test_json_says_that_the_change_is_written(tmp_path: Path, monkeypatch: pytes
     shown = CliRunner().invoke(improve, ["train.py", "--write", "--yes", "--force", "--json"])
     assert json.loads(shown.stdout)["improve"]["written"]
     assert "num_workers=2" in (project / "train.py").read_text()
+
+
+def test_the_question_names_files_by_their_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("train.py", "val/train.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x = DataLoader(a)\n")
+    changes = tuple(
+        CallChange(name, 1, "DataLoader", {"num_workers": 2}) for name in ("train.py", "val/train.py")
+    )
+    asked = list[str]()
+    monkeypatch.setattr("click.confirm", lambda text, **_: asked.append(text))
+    found = Improvement(SCHEMA, "train.py", 60.0, changes=changes)
+    assert not apply(found, SimpleNamespace(directory=tmp_path), yes=False, force=True)
+    assert asked == ["Change train.py, val/train.py?"]
