@@ -509,7 +509,7 @@ def _relative(path: Path, root: Path) -> str:
 
 
 def write_changes(changes: Mapping[Path, tuple[bytes, bytes]], root: Path, force: bool = False) -> None:
-    """Replaces old bytes by new ones, in all files or in none; permissions and owners stay.
+    """Replaces old bytes by new ones, in all files or in none; owners, permissions and attributes stay.
 
     Raises:
         SpecError: a file is outside of `root`, is a link, has changed or can't be written; without `force`,
@@ -542,19 +542,25 @@ def _replace_files(contents: Mapping[Path, bytes]) -> None:
             for path, new in contents.items():
                 file = all_written.enter_context(replacing(path))
                 file.write(new)
-                _keep_owner(file, path.stat())
+                _keep_owner(file, path)
                 file.flush()
                 os.fsync(file.fileno())
     except OSError as error:
         raise unwritable(Path(os.fsdecode(error.filename2 or path)), error) from error
 
 
-def _keep_owner(file: BinaryIO, status: os.stat_result) -> None:
+def _keep_owner(file: BinaryIO, path: Path) -> None:
+    """Gives a draft the owner, the permissions and the attributes of the file that it will replace."""
+    status = path.stat()
     for owner in (status.st_uid, -1):  # only root may give a file away; its group may stay all the same
         with contextlib.suppress(PermissionError):
             os.fchown(file.fileno(), owner, status.st_gid)
             break
     os.fchmod(file.fileno(), stat.S_IMODE(status.st_mode))  # after fchown, which clears bits
+    with contextlib.suppress(OSError):  # of a file system without any
+        for name in os.listxattr(path):  # an access control list, too, of which the mode shows a part
+            with contextlib.suppress(OSError):
+                os.setxattr(file.fileno(), name, os.getxattr(path, name))
 
 
 def _check(path: Path, old: bytes, force: bool) -> None:

@@ -731,6 +731,16 @@ def test_the_owner_stays(repository: Path) -> None:
     assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (4242, 4343, 0o640)
 
 
+def test_attributes_stay(repository: Path) -> None:
+    """Access control lists are among them."""
+    path = repository / "train.py"
+    path.write_bytes(b"a\n")
+    os.setxattr(path, "user.note", b"ours")
+    run(repository, "git", "add", ".")
+    write_changes({path: (b"a\n", b"b\n")}, repository)
+    assert (path.read_bytes(), os.getxattr(path, "user.note")) == (b"b\n", b"ours")
+
+
 def test_the_group_stays_where_the_owner_cant(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, given = repository / "train.py", list[int]()
     path.write_bytes(b"a\n")
