@@ -115,16 +115,13 @@ class Differences:
             for variant, ci in intervals.items()
         }
 
-    def together(self, other: str, variants: Collection[str]) -> dict[str, Difference]:
-        """How each of `variants` differs from `other`; together the intervals hold at 95 % (Bonferroni).
+    def together(self, pairs: Collection[tuple[str, str]]) -> list[Difference]:
+        """How the first of each pair differs from the second; all intervals hold at 95 % (Bonferroni).
 
         In Holm's procedure, only verdicts do: what is established makes the other intervals narrower.
         """
-        alpha = ALPHA / max(1, len(variants))
-        return {
-            variant: self.difference(variant, other, self.interval_at(variant, other)(alpha))
-            for variant in variants
-        }
+        alpha = ALPHA / max(1, len(pairs))
+        return [self.difference(*pair, self.interval_at(*pair)(alpha)) for pair in pairs]
 
     def _explained(
         self, found: Difference, ci: Interval | None, variant: str, other: str, num: int

@@ -297,12 +297,18 @@ def proven(
         last = compared(search, chosen, trials.steps, launch_s + max(starts_s[:room]), number, has_more)
         number += 1
         check_beginning(first, last.losses(1), search.name)
-        verdicts = judged(chosen, last, first, tried)
-        kept = [row for row in chosen if verdicts[row.code].verdict == "kept"]
-        if kept == chosen:
-            if is_proven(last):
+        verdicts, position = judged(chosen, last, first, tried), 0
+        kept = kept_of(chosen, verdicts)
+        starts_s = [tried[row.code].start_s or 0.0 for row in kept]
+        if (len(chosen), len(kept)) == (2, 1) and not room_for(search.left_s, launch_s, starts_s, 1):
+            position = 3 - chosen.index(kept[0])  # the set without the other one
+            verdicts |= judged(kept, last, first, tried, position)
+            kept = chosen = kept_of(kept, verdicts)
+        if chosen and kept == chosen:
+            if is_proven(last, position):
                 verdicts |= open_for(waiting, tried, why)
-                start = keep(concluded(search, start, rows, tried | verdicts, chosen, first, last))
+                start = concluded(search, start, rows, tried | verdicts, chosen, first, last, position)
+                keep(start)
                 return keep(replace(start, then=then_most(search, chosen, launch_s), complete=True))
             tried |= {row.code: replace(tried[row.code], why=OPEN) for row in chosen}
             chosen = []
@@ -486,36 +492,46 @@ def compared(
     return search.stage(f"3-together-{number}", sets, *search.size(launches, steps))
 
 
+def kept_of(chosen: Iterable[Candidate], verdicts: Mapping[str, RemedyResult]) -> list[Candidate]:
+    """Those of the remedies that are kept."""
+    return [row for row in chosen if verdicts[row.code].verdict == "kept"]
+
+
 def judged(
-    chosen: Sequence[Candidate], last: Stage, first: Stage, tried: Mapping[str, RemedyResult]
+    chosen: Sequence[Candidate],
+    last: Stage,
+    first: Stage,
+    tried: Mapping[str, RemedyResult],
+    position: int = 0,
 ) -> dict[str, RemedyResult]:
     """The verdict of the last launches on each remedy.
 
     Args:
         tried: what trials say.
+        position: the set of these remedies.
     """
-    together, steps = last.of(0), last.num_steps(0) + 1  # the first one isn't timed
+    together, steps = last.of(position), last.num_steps(position) + 1  # the first one isn't timed
     originals = [*first.losses(0), *last.losses(1)]
     has_less_precision = any(row.remedy.changes_numerics for row in chosen)
-    dtype = "bfloat16" if has_less_precision else dtype_of(last, 0)
+    dtype = "bfloat16" if has_less_precision else dtype_of(last, position)
     rounds = any(row.remedy.rounds for row in chosen)
-    trains = sameness(originals, last.losses(0), dtype, rounds)
+    trains = sameness(originals, last.losses(position), dtype, rounds)
     draws = {row.code for row in chosen if tried[row.code].why.startswith(OTHER_NUMBERS)}
     if draws:
         trains = "rounding"  # shown by steps with their own seeds
     found = {}
-    for position, row in enumerate(chosen):
+    for number, row in enumerate(chosen):
         base = replace(tried[row.code], verdict="undecided", percent=None, why=OPEN)
-        without = 1 if len(chosen) == 1 else 2 + position
+        without = 1 if len(chosen) == 1 else 2 + number
         if together.status not in MEASURED or trains not in SAME:
             # A conflict: the last goes first, which gained least or costs something at each start.
-            is_last = position == len(chosen) - 1
+            is_last = number == len(chosen) - 1
             why = together.reason or _LOSSES.get(trains, "")
             why = f"{WITH_OTHERS}: {why}" if len(chosen) > 1 else why
             verdict: RemedyVerdict = "failed" if is_last else "kept"
             found[row.code] = replace(base, verdict=verdict, why=why)
             continue
-        change = last.against_first[without]
+        change = last.differences[without, position]
         verdict = VERDICTS.get(change.verdict, "undecided")
         gain = gain_of(change)
         known = tried[row.code].why
@@ -531,9 +547,9 @@ def judged(
     return found
 
 
-def is_proven(last: Stage) -> bool:
-    """Whether the program as it is was slower than all remedies together."""
-    return last.against_first[1].verdict == "slower"
+def is_proven(last: Stage, position: int) -> bool:
+    """Whether the program as it is was slower than the remedies of this set."""
+    return last.differences[1, position].verdict == "slower"
 
 
 def gain_of(change: Difference) -> Gain | None:
@@ -556,9 +572,15 @@ def concluded(
     kept: Sequence[Candidate],
     first: Stage,
     last: Stage,
+    position: int,
 ) -> Improvement:
-    """The change, with what it gains."""
-    spec, gain, remedies = search.spec, gain_of(last.against_first[1]), results(rows, search, tried)
+    """The change, with what it gains.
+
+    Args:
+        position: the set of the kept remedies among the last ones.
+    """
+    spec, remedies = search.spec, results(rows, search, tried)
+    gain = gain_of(last.differences[1, position])
     start = replace(start, gain=gain, remedies=remedies, complete=True)
     if not spec.kind.runs_program:
         return job_change(search, start, kept)

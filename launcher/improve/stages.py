@@ -59,6 +59,15 @@ ROUNDS = 4
 """Rounds in a launch of a workload."""
 
 
+def pairs_of(num_sets: int) -> list[tuple[int, int]]:
+    """The sets of a last stage that are compared: each with the first one, which has all remedies.
+
+    Of two remedies each is alone in the set without the other one, and compared with the program as it is.
+    """
+    alone = [(1, 2), (1, 3)] if num_sets == 4 else []
+    return [*((position, 0) for position in range(1, num_sets)), *alone]
+
+
 @dataclass(frozen=True)
 class Stage:
     """One run of the search."""
@@ -74,11 +83,11 @@ class Stage:
         return next(each for each in self.comparison.variants if each.id == self.ids[position])
 
     @cached_property
-    def against_first(self) -> Mapping[int, Difference]:
-        """How each other set differs from the first one; all intervals together at 95 %."""
-        first, others = self.ids[0], {key: name for key, name in self.ids.items() if key}
-        found = read_differences(self.run).together(first, others.values())
-        return {position: found[name] for position, name in others.items()}
+    def differences(self) -> Mapping[tuple[int, int], Difference]:
+        """How sets differ from each other, by `pairs_of`; all intervals together at 95 %."""
+        pairs = pairs_of(len(self.ids))
+        found = read_differences(self.run).together([(self.ids[a], self.ids[b]) for a, b in pairs])
+        return dict(zip(pairs, found, strict=True))
 
     @property
     def launches_s(self) -> list[float]:

@@ -15,7 +15,7 @@ from gpurun.launcher.compare.model import Difference, StepTime
 from gpurun.launcher.compare.ranking import Differences
 from gpurun.launcher.errors import Interrupted, SpecError
 from gpurun.launcher.improve.improve import improved
-from gpurun.launcher.improve.stages import RemedySearch, Set
+from gpurun.launcher.improve.stages import RemedySearch, Set, pairs_of
 from gpurun.launcher.inspect.stacks import file_hash
 from gpurun.launcher.jobfile.kinds import PROGRAM
 from gpurun.launcher.run.open import Invocation, load_invocation
@@ -162,13 +162,13 @@ class StandInStage:
         return min(self.program.num_steps, self.steps) - 1
 
     @property
-    def against_first(self) -> dict[int, Difference]:
-        differences = Differences({}, "0", Family(self.logs), {}, "launch")
-        found = differences.together("0", [name for name in self.logs if name != "0"])
-        return {int(name): self._as_stated(int(name), each) for name, each in found.items()}
+    def differences(self) -> dict[tuple[int, int], Difference]:
+        differences, pairs = Differences({}, "0", Family(self.logs), {}, "launch"), pairs_of(len(self.sets))
+        found = differences.together([(str(a), str(b)) for a, b in pairs])
+        return {pair: self._as_stated(*pair, each) for pair, each in zip(pairs, found, strict=True)}
 
-    def _as_stated(self, position: int, found: Difference) -> Difference:
-        left = [code for code in self.sets[0] if code not in self.sets[position]]
+    def _as_stated(self, position: int, other: int, found: Difference) -> Difference:
+        left = [code for code in self.sets[other] if code not in self.sets[position]]
         stated = self.program.verdicts.get(left[0] if len(left) == 1 else "")
         return found if stated is None else replace(found, verdict=cast(Any, stated))
 

@@ -362,6 +362,19 @@ def test_what_has_no_time_to_be_compared_again_has_that_as_its_reason(tmp_path: 
     assert (verdict(found, UNUSED), row_of(found, FUSED).why) == ("kept", NO_TIME)
 
 
+@pytest.mark.parametrize("other", [0.6, 0.8])
+def test_of_two_that_were_compared_one_is_kept_without_more_launches(tmp_path: Path, other: float) -> None:
+    """There is no time for others, and these have shown it alone beside the program as it is."""
+    times, verdicts = {WORKERS: 0.7, UNUSED: other}, {UNUSED: "inconclusive"}
+    program = StandIn(times=times, verdicts=verdicts)
+    found = searched(program, tmp_path, budget_s=128.0)
+    assert [sorted(map(len, sets)) for name, sets in program.stages if name.startswith("3")] == [[0, 1, 1, 2]]
+    assert [each.code for each in found.kept] == [WORKERS]
+    assert found.gain is not None
+    assert [found.gain.percent, found.kept[0].percent] == pytest.approx([-30, -30])
+    assert verdict(found, UNUSED) == "undecided"
+
+
 def test_a_remedy_that_trains_otherwise_is_never_kept(tmp_path: Path) -> None:
     found = searched(StandIn(times={FUSED: 0.5}, losses={FUSED: OTHERS}), tmp_path)
     assert (verdict(found, FUSED), found.kept) == ("changes numerics", [])
