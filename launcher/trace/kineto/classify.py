@@ -65,8 +65,21 @@ _WRITERS = (
 )
 
 
-def writer_of(block: bytes) -> Writer:
-    """The writer of a file, by its first events."""
+_TEXT_TIME = re.compile(rb'"ts"\s*:\s*"')
+_LOOKED_AT_BYTES = 1 << 16
+
+
+def writer_of(block: bytes, known: Writer | None = None) -> Writer:
+    """The writer of a file, by its first events; where times are text, by later ones, too.
+
+    torch_npu names its device after all events of the framework.
+
+    Args:
+        block: events.
+        known: the writer by the events before them.
+    """
+    if known is not None and not (known is KINETO and _TEXT_TIME.search(block, 0, _LOOKED_AT_BYTES)):
+        return known
     return next((each for each in _WRITERS if each.mark in block), KINETO)
 
 

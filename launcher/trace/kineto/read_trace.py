@@ -163,7 +163,7 @@ class Reader:
     def add(self, events: Sequence[TraceEvent], block: bytes) -> None:
         """Adds what the analysis needs from a block of events."""
         # For a large trace, all time is spent in the lines that run for every event.
-        self.writer = self.writer or writer_of(block)
+        self.writer = writer_of(block, self.writer)
         events = as_kineto(events, self.writer)
         spans = [event for event in events if event.ph == "X" and event.name is not None]
         spans = self._with_times(spans)

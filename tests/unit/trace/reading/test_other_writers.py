@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 from gpurun.launcher.report.terminal.changes import render_trace_diff
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.diff import diff_traces
+from gpurun.launcher.trace.kineto import trace_file
 from gpurun.launcher.trace.kineto.classify import readable
 from gpurun.launcher.trace.model import TraceReport
 from gpurun.launcher.units import whole_parts
 from tests.said import trace_notes
 from tests.unit.trace.trace_files import Event, kernel, launch, span, step, write
 from tests.wording import Wording
+
+BEGIN_US = 1_704_161_511_420_306
 
 
 def old_event(name: str, start_us: float | str, length_us: float, place: str = "CPU") -> Event:
@@ -86,6 +89,17 @@ def test_times_in_quotes_are_exact(tmp_path: Path, wording: Wording) -> None:
     (rank,) = found.ranks
     assert (rank.device, rank.total.span_us, rank.total.compute_us) == ("CPU (NPU not read)", 137.011, 17.08)
     wording([each.replace(str(tmp_path), "TMP") for each in trace_notes(found)], found.conclusion)
+
+
+def test_a_device_that_is_named_after_all_operators_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch_npu appends its device's events to those of the framework: to megabytes of them."""
+    monkeypatch.setattr(trace_file, "BLOCK_BYTES", 4096)
+    events = [span("cpu_op", "aten::mm", 0, 13.5) | {"ts": f"{BEGIN_US + 20 * i}.491"} for i in range(100)]
+    process = {"ph": "M", "name": "process_name", "pid": 800, "args": {"name": "Ascend Hardware"}}
+    (rank,) = listed(tmp_path / "trace_view.json", [*events, process]).ranks
+    assert (rank.device, rank.total.compute_us) == ("CPU (NPU not read)", 1350)
 
 
 @pytest.mark.parametrize(
