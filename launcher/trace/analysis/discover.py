@@ -6,7 +6,6 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -102,8 +101,8 @@ def find_traces(paths: Sequence[Path], within: Sequence[Path] = ()) -> FoundTrac
 
 
 def _look_into(directory: Path, within: Sequence[Path], files: list[Path], notes: list[Finding]) -> None:
-    for path in sorted(_everything_in(directory)):
-        if not path.name.endswith(SUFFIXES) or path.name.startswith(".") or _is_own(path, within):
+    for path in sorted(_everything_in(directory, notes)):
+        if _is_own(path, within):
             continue
         try:  # what counts is where it is when it is opened
             place = real_path(path)
@@ -120,15 +119,34 @@ def _look_into(directory: Path, within: Sequence[Path], files: list[Path], notes
             files.append(path)
 
 
-def _everything_in(directory: Path) -> Iterator[Path]:
-    """The files of a directory and below, without what can't be read, however deep it is: no recursion."""
+def _everything_in(directory: Path, notes: list[Finding]) -> Iterator[Path]:
+    """What may be traces in a directory and below, and links to directories, however deep: no recursion.
+
+    `notes` gets the directories that can't be read.
+    """
     todo = [directory]
     while todo:
-        with suppress(OSError), os.scandir(todo.pop()) as entries:
-            for entry in entries:
-                yield (path := Path(entry.path))
-                if entry.is_dir(follow_symlinks=False):
-                    todo.append(path)
+        place = todo.pop()
+        try:
+            with os.scandir(place) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        todo.append(Path(entry.path))
+                    elif not entry.name.startswith(".") and (
+                        entry.name.endswith(SUFFIXES) or _is_link_to_directory(entry)
+                    ):
+                        yield Path(entry.path)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            notes.append(noticed("not-read", why=f"{place}: {error.strerror}"))
+
+
+def _is_link_to_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_symlink() and entry.is_dir()
+    except OSError:
+        return False
 
 
 def _is_own(path: Path, within: Sequence[Path]) -> bool:

@@ -217,6 +217,10 @@ def test_links_out_of_the_directory_are_not_followed(tmp_path: Path, wording: Wo
     (directory / "rank1.json").symlink_to(secret)
     (directory / "rank2.json").symlink_to(directory / "rank0.json")
     (directory / "rank3.json").symlink_to(directory / "nowhere.json")
+    (tmp_path / "elsewhere").mkdir()
+    (directory / "node1").symlink_to(tmp_path / "elsewhere")
+    (directory / "node2").symlink_to(directory)
+    (directory / "node3").symlink_to(directory / "node3")
     os.mkfifo(directory / "rank4.json")
     report = analyse_paths([directory])
     assert [rank.rank for rank in report.ranks] == [0]
@@ -238,6 +242,22 @@ def test_a_path_that_cannot_be_read_is_no_link_out_of_the_directory(
     report = analyse_paths([tmp_path])
     assert [rank.rank for rank in report.ranks] == [0]
     wording([each.replace(str(tmp_path), "TMP") for each in trace_notes(report)])
+
+
+def test_a_subdirectory_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed, entries_of = tmp_path / "node1", os.scandir
+
+    def entries(place: Any = ".") -> Any:
+        if place == closed:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+        return entries_of(place)
+
+    closed.mkdir()
+    write(tmp_path / "rank0.json", [kernel("k", 1, 1)])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", entries)
+        report = analyse_paths([tmp_path])
+    assert f"{closed}: Permission denied" in trace_notes(report)
 
 
 def test_directories_may_be_deeper_than_python_recurses(tmp_path: Path) -> None:
