@@ -69,6 +69,7 @@ NO_PATH: Mapping[str, str] = {
     "times": "no critical path: times are out of range",
 }
 """By what the traces lack."""
+NO_TABLE = "of the traces with step {step}, those of rank {rank} are left out"
 DIFFERS: Mapping[str, str] = {
     "common-ranks": "compared by {ranks}, which both have, without shapes and callers of operators",
     "ranks": "A has {num_a:rank}, B {num_b}",

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from gpurun.launcher.findings.finding import of_level
+from gpurun.launcher.findings.trace_cases import NO_TABLE
 from gpurun.launcher.machine.helper_process import helper_argv, yield_to_others
 from gpurun.launcher.machine.process_tree import die_with
 from gpurun.launcher.report.tables_on_request import TITLES, shown_table
@@ -163,6 +164,8 @@ class RequestedTables:
         if not isinstance(found, Path):
             return found
         path = found if wanted.rank is None or wanted.table == PATH else of_rank(found, wanted.rank)
+        if not path.is_file():  # another capture has the step on more ranks
+            return NO_TABLE.format(step=wanted.step, rank=wanted.rank)
         report = msgspec.json.decode(path.read_bytes(), type=TraceReport)
         return replace(report, findings=with_file_names(report.findings, traces.files))
 

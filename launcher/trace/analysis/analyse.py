@@ -176,27 +176,28 @@ def combine(reads: Sequence[Read], notes: Sequence[Finding] = (), searched: Sequ
         texts = (each.text for each in notes)
         raise TraceError("\n".join(["none of the traces can be analysed:", *texts, HOW_TO_TRACE]))
     job = of_one_job(read, searched)
-    digests, without = _with_chosen_steps(job.digests)
-    ranked = assign_ranks(digests)
+    lacking = _without_chosen_steps(job.digests)
+    ranked = assign_ranks(job.digests, lacking)
     matched = match([_collectives_of(rank, digest) for rank, digest in ranked.digests])
     of_files = (note for _, digest in ranked.digests for note in digest.notes)
+    without = (each.recorded for each in lacking)
     notes = (*notes, *job.notes, *without, *ranked.notes, *of_files)
     notes = (*notes, *_doubts(ranked, matched), *_clock_notes(matched))
     report = _with_tables(_report(ranked, matched, notes), ranked.digests, matched)
     return Analysis(report, ranked, matched)
 
 
-def _with_chosen_steps(digests: Sequence[Digest]) -> tuple[Sequence[Digest], Sequence[Finding]]:
-    """The traces that have any of the chosen steps, and what the others have; all where none were chosen.
+def _without_chosen_steps(digests: Sequence[Digest]) -> Sequence[Digest]:
+    """The traces that have none of the chosen steps; none where none were chosen.
 
     Raises:
-        SpecError: none has any of them.
+        SpecError: all are such.
     """
-    kept = [each for each in digests if each.steps or each.window is None]
-    if not kept:
-        found = (each.recorded.text for each in digests)
-        raise SpecError("\n".join(["no trace has the steps that --steps asks for:", *found]))
-    return kept, [each.recorded for each in digests if each not in kept]
+    found = [each for each in digests if not each.steps and each.window is not None]
+    if len(found) == len(digests):
+        texts = (each.recorded.text for each in found)
+        raise SpecError("\n".join(["no trace has the steps that --steps asks for:", *texts]))
+    return found
 
 
 def _collectives_of(rank: int, digest: Digest) -> RankCollectives:

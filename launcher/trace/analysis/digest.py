@@ -478,6 +478,8 @@ class Digest:
     """Why the steps aren't replayed, as a case of `BY_SHARES`; empty where they are."""
     recorded: Finding
     """The steps that the file has, for who asked for others."""
+    communicates: bool
+    """Whether the file has collectives, in whichever steps."""
     wraps_data_parallel: bool
     """Whether torch's DDP or FSDP is at work."""
     is_cut: bool = False
@@ -557,6 +559,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
         unreplayed=why,
         notes=tuple(notes),
         recorded=recorded,
+        communicates=bool(collectives),
         wraps_data_parallel=any(map(_DATA_PARALLEL.match, (*trace.annotation_names, *trace.op_names))),
         is_cut=trace.cut is not None,
         clock=None if on_gpu else clock_id(trace.header),

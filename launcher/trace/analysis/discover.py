@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 
 import msgspec
@@ -236,13 +236,17 @@ class Ranked:
     notes: tuple[Finding, ...]
 
 
-def assign_ranks(digests: Sequence[Digest]) -> Ranked:
+def assign_ranks(digests: Sequence[Digest], lacking: Sequence[Digest] = ()) -> Ranked:
     """The rank of each trace of one capture.
 
     In this order of trust: the rank that the trace states; the one in the name of its file or directory,
     unless several processes share it; one process, by its name or number, that was traced several times, one
     after the other. What is left are ranks by their place. Of several captures, or jobs, the newest that has
     all ranks counts.
+
+    Args:
+        digests: the traces.
+        lacking: those without the chosen steps, which aren't shown, but count where ranks go by their place.
     """
     alike = grouped((each for each in digests if each.rank is None), _stated_rank)
     shared = {each for found in alike.values() if _are_of_processes(found) for each in found}
@@ -256,20 +260,34 @@ def assign_ranks(digests: Sequence[Digest]) -> Ranked:
             stated.setdefault(rank, []).append(digest)
     free = (number for number in range(len(digests) + len(stated)) if number not in stated)
     by_place = dict(zip(free, _processes(nameless), strict=False))
-    of_rank = {rank: sorted(found, key=_begin_ns) for rank, found in (stated | by_place).items()}
+    every = {rank: sorted(found, key=_begin_ns) for rank, found in (stated | by_place).items()}
+    having = {rank: [each for each in found if each not in lacking] for rank, found in every.items()}
+    of_rank = {rank: found for rank, found in having.items() if found}
     shown = _one_capture(of_rank)
+    numbers = _numbers(shown.keys(), _one_capture(every).keys() if lacking else shown.keys(), stated.keys())
+    chosen = {numbers[rank]: shown[rank] for rank in sorted(shown)}
     taken = shown.keys() & stated.keys()
-    free = (number for number in range(len(digests) + len(stated)) if number not in taken)
-    chosen = {rank if rank in taken else next(free): shown[rank] for rank in sorted(shown)}
-    numbers = {rank: rank for rank in stated} | dict(zip(sorted(shown), chosen, strict=True))
     by_name = {rank: chosen[rank] for rank in sorted(taken) if chosen[rank].rank is None}
     assumed = {rank: each for rank, each in chosen.items() if rank not in taken}
     notes = [
         *_assumed("rank-by-name", by_name),
-        *_assumed("rank-by-place", assumed, len(digests) if len(of_rank) > 1 else None),
-        *_left_out(of_rank, shown, numbers),
+        *_assumed("rank-by-place", assumed, len(digests) if len(every) > 1 else None),
+        *_left_out(of_rank, shown, {rank: numbers.get(rank, rank) for rank in (*stated, *shown)}),
     ]
     return Ranked(tuple(sorted(chosen.items(), key=lambda item: item[0])), tuple(notes))
+
+
+def _numbers(shown: Set[int], at_all: Set[int], stated: Set[int]) -> dict[int, int]:
+    """The rank as it is shown, by rank: those by place are counted from 0 on, as far as numbers are free.
+
+    Args:
+        shown: the ranks that are.
+        at_all: those that are shown where no steps are chosen.
+        stated: those that aren't by place.
+    """
+    counted = [*sorted(at_all), *sorted(shown - at_all)] if shown & at_all else sorted(shown)
+    free = (number for number in count() if number not in stated or number not in counted)
+    return {rank: rank if rank in stated else next(free) for rank in counted}
 
 
 def _assumed(case: str, found: Mapping[int, Digest], num_files: int | None = None) -> Iterator[Finding]:
@@ -368,7 +386,7 @@ def _are_near(digests: Sequence[Digest], within_ns: int) -> bool:
     """
     sizes = {each.world_size for each in digests} - {None}
     first_ns, last_ns = min(map(_begin_ns, digests)), max(map(_begin_ns, digests))
-    is_known = all(_stated_rank(each) is not None or each.collectives for each in digests)
+    is_known = all(_stated_rank(each) is not None or each.communicates for each in digests)
     apart_ns = last_ns - min(map(_end_ns, digests))
     is_near = apart_ns <= (within_ns if is_known else 0) or (is_known and first_ns < EARLIEST_NS)
     is_alike = is_known or len({each.device for each in digests if not each.is_cut}) < 2

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -15,6 +16,7 @@ from gpurun.launcher.findings.run_cases import NOTICED
 from gpurun.launcher.report.metrics import timed_parts
 from gpurun.launcher.report.terminal.table import phase_parts
 from gpurun.launcher.rundir.files import RunDir
+from gpurun.launcher.tensorboard_plugin.answers.requested import RequestedTables, TableRequest
 from gpurun.launcher.tensorboard_plugin.answers.sentences import (
     ShownVariant,
     explanation,
@@ -173,6 +175,15 @@ def test_the_system_line_says_what_ran_where(wording: Wording) -> None:
     wording(system_line(host, COMPARISON))
     assert system_line({"cpu_cores": 2, "cpu_model": "EPYC"}, None) == "2 × EPYC"
     assert system_line({"gpus": "none", "versions": 3}, None) == ""
+
+
+def test_a_rank_that_is_left_out_has_no_table_of_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables, nothing = RequestedTables(), cast(Any, None)
+    monkeypatch.setattr(tables._made, "get", lambda *_: tmp_path / "tables-4.json")
+    said = tables.get(nothing, nothing, TableRequest("kernels", 1, 4))
+    assert said == "of the traces with step 4, those of rank 1 are left out"
 
 
 def test_the_tab_and_the_report_warn_of_the_same_traced_steps(tmp_path: Path) -> None:

@@ -245,6 +245,43 @@ def test_a_rank_that_is_steps_behind_is_of_the_same_capture(tmp_path: Path) -> N
     assert [rank.rank for rank in report.ranks] == [0, 1]
 
 
+def stepping_by_place(path: Path, start_us: float, first_step: int, process: int) -> None:
+    """A trace of three steps that states no rank, and communicates in the first of them alone."""
+    events = [span("user_annotation", "gloo:all_reduce", BEGIN_US + start_us + 80, 10, 2)]
+    for number in range(3):
+        begin = BEGIN_US + start_us + 100 * number
+        events += [step(first_step + number, begin, 100), span("cpu_op", "aten::mm", begin, 9)]
+    write(path, [each | {"pid": process} for each in events])
+
+
+def test_ranks_by_place_are_the_same_whichever_steps_are_chosen(tmp_path: Path, wording: Wording) -> None:
+    for place, (name, first_step) in enumerate((("a", 1), ("b", 3), ("c", 3))):
+        stepping_by_place(tmp_path / f"{name}.json", 0, first_step, 70 + place)
+    for steps, shown in ((None, "abc"), (slice(4, 5), "bc")):
+        report = analyse_paths([tmp_path], steps)
+        assert {rank.rank: Path(rank.files[0]).stem for rank in report.ranks} == {
+            "abc".index(name): name for name in shown
+        }
+    wording(trace_notes(report))
+
+
+def test_of_a_job_that_alone_has_the_chosen_steps_ranks_are_counted_from_0(tmp_path: Path) -> None:
+    for job, first_step in enumerate((11, 1)):
+        for place in range(2):
+            path = tmp_path / f"{job}_{place}.json"
+            stepping_by_place(path, DAY_US * (1 - job), first_step, 70 + 10 * job + place)
+    report = analyse_paths([tmp_path], slice(2, 3))
+    assert {rank.rank: Path(rank.files[0]).stem for rank in report.ranks} == {0: "1_0", 1: "1_1"}
+
+
+def test_ranks_that_communicate_in_other_steps_are_of_one_capture(tmp_path: Path) -> None:
+    """By clocks that are ten seconds apart."""
+    for place in range(2):
+        stepping_by_place(tmp_path / f"{place}.json", 10e6 * place, 4, 70 + place)
+    for steps in (None, slice(5, 6)):
+        assert [rank.rank for rank in analyse_paths([tmp_path], steps).ranks] == [0, 1]
+
+
 def test_a_copy_and_another_trace_of_the_same_rank_are_called_so(tmp_path: Path, wording: Wording) -> None:
     """The second job writes the ranks of the first one while that runs."""
     write_capture(tmp_path / "a.json", 0, 70, **rank_info(0, 2))
