@@ -326,12 +326,11 @@ def _with_saving(cause: Cause, savings: Sequence[Saving], num_ranks: int) -> Cau
         if each.parallelism is None and (each.part != "rank" or each.rank in cause.ranks):
             saved_us[each.part] = max(each.saved_us, saved_us.get(each.part, 0.0))
     is_of_one = part not in (None, "transfer") and len(cause.ranks) == 1 < num_ranks
-    if is_of_one and saved_us.get("rank", 0.0) >= MOST * saved_us.get(part or "", 0.0):
+    if is_of_one and "rank" in saved_us and saved_us["rank"] >= MOST * saved_us.get(part or "", 0.0):
         # Like the others, the rank would lose less of everything, and not of this part alone.
-        if "rank" in saved_us:
-            saved_us["rank"] = min(saved_us["rank"], saved_us.get(part or "", saved_us["rank"]))
+        saved_us["rank"] = min(saved_us["rank"], saved_us.get(part or "", saved_us["rank"]))
         part = "rank"
-    of_all = part != "rank" and num_ranks > 1 and cause.figures.get("who") != EVERY_RANK
+    of_all = part in saved_us and part != "rank" and num_ranks > 1 and cause.figures.get("who") != EVERY_RANK
     figures = {**cause.figures, "without_on": "all ranks"} if of_all else cause.figures
     replayed_ns = min(1000 * saved_us[part], cause.span_ns) if part in saved_us else None
     return replace(cause, replayed_ns=replayed_ns, figures=figures)

@@ -127,6 +127,14 @@ def test_what_is_saved_on_all_ranks_is_said_of_all(least_ns: float, said: str) -
     assert of_all_ranks(cause, measured).text == said
 
 
+def test_a_loss_that_saves_nothing_counts_for_nothing_though_no_replay_is_of_its_rank() -> None:
+    """As of the only rank of a pipeline's stage, which would else wait for another stage."""
+    host = Cause("host", (0,), 30e6, 100e6, {"who": "rank 0"})
+    bubble = Cause("bubble", (1,), 20e6, 100e6, {"who": "stage 1", "other": "stage 0"})
+    found = with_savings([host, bubble], [Saving("host", None, None, 0.0)], 2)
+    assert [(each.part, each.saved_ns) for each in found] == [("bubble", 20e6), ("host", 0.0)]
+
+
 @pytest.mark.parametrize(
     ("lost_ms", "who"),
     [
