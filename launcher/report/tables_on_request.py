@@ -212,7 +212,7 @@ def _shapes(report: TraceReport) -> TableContent:
     )
     return TableContent(
         (table,),
-        ("FLOPs and bytes of matrix products, attention, and convolutions with recorded strides only",),
+        ("FLOPs and bytes of matrix products, attention and convolutions, as far as arguments are recorded",),
     )
 
 

@@ -3,7 +3,8 @@
 Floating-point operations and least bytes are those of matrix products, convolutions and attention. Multiply
 and add count as two. Bytes are those of every input and output once: what perfect reuse would move. Of an
 expanded input of a matrix product or attention, what is stored counts. What is multiplied by a `beta` of 0
-isn't read (documentation of `torch.addmm`). Causal attention counts half, since kernels skip what is masked.
+isn't read (documentation of `torch.addmm`). Causal attention counts half, since kernels skip what is masked;
+where it isn't recorded whether it is, or how long packed sequences are, operations aren't known.
 
 Source of the formulas: `torch/utils/flop_counter.py`, which counts causal attention whole.
 """
@@ -308,9 +309,10 @@ Shape = tuple[int, ...]
 class Work:
     """The work of one call."""
 
-    flops: int
+    flops: int | None
+    """`None` where the values of arguments that decide it aren't recorded."""
     num_bytes: int | None
-    """`None` where the type of an input isn't known."""
+    """`None` where the type of an input, or what is written, isn't known."""
 
 
 @dataclass(frozen=True)
@@ -333,6 +335,10 @@ class OperatorCall:
             strides = [1] * len(shape)
         sides = (side if stride else min(side, 1) for side, stride in zip(shape, strides, strict=True))
         return prod(sides) if shape else 0
+
+    def is_tensor(self, place: int | None) -> bool:
+        """Whether that argument is one."""
+        return place is not None and place < len(self.shapes) and self.shapes[place] != ()
 
     def is_zero(self, place: int) -> bool:
         """Whether a value is the number 0."""
@@ -370,15 +376,16 @@ def work_of(name: str, call: OperatorCall) -> Work | None:
         found = formula(call)
     except (IndexError, ValueError, TypeError, ArithmeticError):
         return None
-    if found is None or min(found) < 0:
+    if found is None or any(each is not None and each < 0 for each in found):
         return None
     flops, elements = found
     size = call.element_bytes
-    return Work(flops, None if size is None else elements * size)
+    return Work(flops, None if size is None or elements is None else elements * size)
 
 
-Formula = Callable[[OperatorCall], tuple[int, int] | None]
-"""Operations, and elements of all inputs and outputs."""
+Done = tuple[int | None, int | None]
+"""Operations, and elements of all inputs and outputs; `None`: unknown."""
+Formula = Callable[[OperatorCall], Done | None]
 
 
 def _product(first: int) -> Formula:
@@ -447,17 +454,14 @@ def _convolved(image: Shape, weight: Shape, output: Shape) -> tuple[int, int]:
 
 
 def _convolution_backward(call: OperatorCall) -> tuple[int, int]:
-    """The gradients of input and weight: each as much as the convolution itself."""
+    """The gradients of input and weight: each as much as the convolution itself, and reads the other one."""
     output, image, weight = call.shapes[:3]
     wanted = [flag.strip().lower() != "false" for flag in str(call.values[10]).strip("[]").split(",")][:2]
     flops, _ = _convolved(image, weight, output)
     transposed = call.flag(7)
     if transposed:
         flops = 2 * prod(image) * prod(weight[1:])
-    moved = sum(prod(shape) for shape in (output, image, weight))
-    return flops * sum(wanted), moved + sum(
-        prod(shape) for shape, want in zip((image, weight), wanted, strict=True) if want
-    )
+    return flops * sum(wanted), prod(output) + sum(wanted) * (prod(image) + prod(weight))
 
 
 def _gradient_of_input(call: OperatorCall) -> tuple[int, int]:
@@ -466,19 +470,38 @@ def _gradient_of_input(call: OperatorCall) -> tuple[int, int]:
     return 2 * prod(output) * prod(weight[1:]), prod(call.numbers(0) or ()) + prod(output) + prod(weight)
 
 
-def _attention(causal: int, heads_first: bool = True, passes: float = 1.0, first: int = 0) -> Formula:
-    """Two products forward, five backward: 2.5 times as much."""
+def _attention(
+    causal: int,
+    heads_first: bool = True,
+    passes: float = 1.0,
+    first: int = 0,
+    bias: int | None = None,
+    packed: int | None = None,
+) -> Formula:
+    """Two products forward, five backward: 2.5 times as much.
 
-    def formula(call: OperatorCall) -> tuple[int, int] | None:
+    Args:
+        causal: which argument says whether the mask is causal.
+        heads_first: whether the heads come before the length.
+        passes: how much is computed, by the forward pass.
+        first: the argument that is the query.
+        bias: the one that is added before the softmax.
+        packed: the one that says where sequences begin that follow each other; how long is each isn't known.
+    """
+
+    def formula(call: OperatorCall) -> Done | None:
         query, key, value = call.shapes[first : first + 3]
-        if not len(query) == len(key) == len(value) == 4:
+        if not len(query) == len(key) == len(value) == 4 or call.is_tensor(packed):
             return None
         batch, heads, length, depth = query if heads_first else (query[0], query[2], query[1], query[3])
         others = key[2] if heads_first else key[1]
         share = 0.5 if call.flag(causal) else 1.0
         flops = 2 * batch * heads * length * others * (depth + value[3]) * share * passes
-        elements = sum(map(call.stored, range(first, first + 3))) + prod(query[:-1]) * value[3]
-        return int(flops), elements * (1 if passes == 1 else 2)
+        moved = sum(map(call.stored, range(first, first + 3))) + prod(query[:-1]) * value[3]
+        elements: int | None = moved * (1 if passes == 1 else 2)
+        if bias is not None and call.is_tensor(bias):  # its gradient may be wanted, too
+            elements = moved + call.stored(bias) if passes == 1 else None
+        return int(flops) if causal < len(call.values) else None, elements
 
     return formula
 
@@ -501,17 +524,17 @@ _FORMULAS: Mapping[str, Formula] = {
     "aten::convolution_backward": _convolution_backward,
     "aten::cudnn_convolution_backward_input": _gradient_of_input,
     "aten::_scaled_dot_product_flash_attention": _attention(4),
-    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention(4),
-    "aten::_scaled_dot_product_efficient_attention": _attention(6),
-    "aten::_scaled_dot_product_cudnn_attention": _attention(6),
-    "aten::_flash_attention_forward": _attention(8, heads_first=False),
-    "aten::_efficient_attention_forward": _attention(9, heads_first=False),
-    "aten::_flash_attention_backward": _attention(11, heads_first=False, passes=2.5, first=1),
-    "aten::_efficient_attention_backward": _attention(14, heads_first=False, passes=2.5, first=1),
-    "aten::_scaled_dot_product_cudnn_attention_backward": _attention(14, passes=2.5, first=1),
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention(4, bias=5),
+    "aten::_scaled_dot_product_efficient_attention": _attention(6, bias=3),
+    "aten::_scaled_dot_product_cudnn_attention": _attention(6, bias=3),
+    "aten::_flash_attention_forward": _attention(8, False),
+    "aten::_efficient_attention_forward": _attention(9, False, bias=3, packed=4),
+    "aten::_flash_attention_backward": _attention(11, False, 2.5, first=1),
+    "aten::_efficient_attention_backward": _attention(14, False, 2.5, first=1, bias=4, packed=6),
+    "aten::_scaled_dot_product_cudnn_attention_backward": _attention(14, passes=2.5, first=1, bias=8),
     "aten::_scaled_dot_product_flash_attention_backward": _attention(11, passes=2.5, first=1),
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention(7, passes=2.5, first=1),
-    "aten::_scaled_dot_product_efficient_attention_backward": _attention(11, passes=2.5, first=1),
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention(7, passes=2.5, first=1, bias=8),
+    "aten::_scaled_dot_product_efficient_attention_backward": _attention(11, passes=2.5, first=1, bias=4),
 }  # fmt: skip
 
 

@@ -498,7 +498,14 @@ def test_a_later_begin_of_a_trace_is_nothing_to_gain(part: str, said: str) -> No
             [[1, 4, 8, 8], [1, 2, 8, 8], [4, 2, 3, 3]],
             ("", "", "", "", "[1, 1]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1", "[False, True, True]"),
             2 * 4 * 64 * 18,
-            256 + 128 + 72 + 72,
+            256 + 128 + 72,
+        ),
+        (
+            "aten::convolution_backward",
+            [[1, 4, 8, 8], [1, 2, 8, 8], [4, 2, 3, 3]],
+            ("", "", "", "", "[1, 1]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1", "[True, True, False]"),
+            2 * 2 * 4 * 64 * 18,
+            256 + 2 * (128 + 72),
         ),
         (
             "aten::_scaled_dot_product_flash_attention",
@@ -511,17 +518,54 @@ def test_a_later_begin_of_a_trace_is_nothing_to_gain(part: str, said: str) -> No
             "aten::_flash_attention_forward",
             [[2, 16, 4, 8], [2, 16, 4, 8], [2, 16, 4, 8]],
             (),
-            4 * 2 * 4 * 16 * 16 * 8,
+            None,
             4 * 2 * 4 * 16 * 8,
+        ),
+        (
+            "aten::_efficient_attention_forward",
+            [[2, 16, 4, 8], [2, 16, 4, 8], [2, 16, 4, 8], [2, 4, 16, 16], [], []],
+            ("", "", "", "", "", "", "16", "16", "0.", "0", "False"),
+            4 * 2 * 4 * 16 * 16 * 8,
+            4 * 2 * 4 * 16 * 8 + 2 * 4 * 16 * 16,
+        ),
+        (
+            "aten::_efficient_attention_forward",
+            [[1, 32, 4, 8], [1, 32, 4, 8], [1, 32, 4, 8], [], [3], [3]],
+            ("", "", "", "", "", "", "16", "16", "0.", "0", "False"),
+            None,
+            0,
+        ),
+        (
+            "aten::_scaled_dot_product_efficient_attention",
+            [[2, 4, 16, 8], [2, 4, 16, 8], [2, 4, 16, 8], [], []],
+            ("", "", "", "False", "True"),
+            None,
+            4 * 2 * 4 * 16 * 8,
+        ),
+        (
+            "aten::_scaled_dot_product_efficient_attention_backward",
+            [[2, 4, 16, 8]] * 4 + [[], [2, 4, 16, 8], [2, 4, 16], [], [], [], [], []],
+            ("", "", "", "", "", "", "", "", "", "0.", "[True, True, True, False]", "True"),
+            10 * 2 * 4 * 16 * 16 * 8 // 2,
+            8 * 2 * 4 * 16 * 8,
+        ),
+        (
+            "aten::_scaled_dot_product_efficient_attention_backward",
+            [[2, 4, 16, 8]] * 4 + [[2, 4, 16, 16], [2, 4, 16, 8], [2, 4, 16], [], [], [], [], []],
+            ("", "", "", "", "", "", "", "", "", "0.", "[True, True, True, True]", "False"),
+            10 * 2 * 4 * 16 * 16 * 8,
+            None,
         ),
         ("aten::relu", [[4]], (), None, 0),
     ],
 )
 def test_what_a_call_has_to_do(
-    name: str, dims: Any, values: tuple[str, ...], flops: int | None, elements: int
+    name: str, dims: Any, values: tuple[str, ...], flops: int | None, elements: int | None
 ) -> None:
+    """`None`: unknown; 0 elements: of the operator, or of such a call, nothing is known."""
     found = work_of(name, call_of(dims, ["float"] * len(dims), values))
-    assert found == (None if flops is None else Work(flops, 4 * elements))
+    num_bytes = None if elements is None else 4 * elements
+    assert found == (None if elements == 0 else Work(flops, num_bytes))
 
 
 def test_work_counts_once_where_operators_hand_it_on(tmp_path: Path) -> None:
