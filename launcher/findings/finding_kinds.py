@@ -473,7 +473,8 @@ job, `-balanced` may choose no other split, `-alike` is about a rank that has no
 transfers also by strategy."""
 ADVICE: Mapping[str, str] = {
     **{
-        part.replace("_", "-") + form: f"[{{where}} spends {{percent}} of its step {SPENT[part]}: ]{words}"
+        part.replace("_", "-") + form: f"[{{where}} spends {{percent}} of its step {SPENT[part]}: ]"
+        f"[{{about}}: ]{words}"
         for part, forms in _ON_PARTS.items()
         for form, words in forms.items()
     },
@@ -738,7 +739,7 @@ def cases_of(sentences: Mapping[str, str]) -> list[str]:
 
 def outline(sentence: str) -> str:
     """The longest form of a sentence, with `…` in its slots: `… of … ranks are present`."""
-    whole = re.sub(r"[][]", "", re.sub(r"^\[\{(file|where)\}[^]]*\]", "", sentence))
+    whole = re.sub(r"[][]", "", re.sub(r"^(\[\{(file|where|about)\}[^]]*\])+", "", sentence))
     whole = re.sub(r"\{\w+:(\w[\w ]*)\}", lambda slot: f"… {plural(2, slot[1])[2:]}", whole)
     return re.sub(r"\{\w+\}", "…", whole)
 

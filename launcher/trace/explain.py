@@ -11,6 +11,7 @@ from statistics import fmean, median
 from typing import Any, TypeVar
 
 from gpurun.launcher.findings.finding import Finding, finding, noticed, ranked, with_figures, worded
+from gpurun.launcher.findings.finding_kinds import SPENT
 from gpurun.launcher.findings.trace_cases import BY_SHARES, IN_STEP, NOT_RECORDED, OF_STEP, SLOWED
 from gpurun.launcher.stats.core_waiting import QUEUE_PERCENT
 from gpurun.launcher.trace.causes import (
@@ -116,7 +117,7 @@ def _explained(whole: TraceReport, report: TraceReport, unreplayed: str) -> tupl
         waits = [cause for cause in found if cause.is_wait and cause.weight >= MENTION_FROM]
         named = [cause for cause in found if cause in named or cause in waits]
     most = max(cause.weight for cause in named)  # the first says most, though another may take more
-    said = [(cause, each) for cause in named for each in _said(cause, report)]
+    said = [(cause, each) for cause in named for each in _said(cause, report, first.has_advice)]
     weighed = (replace(each, weight=most) if cause is first else each for cause, each in said)
     slowed = "; ".join(_slowed(named, report)) or None
     return ranked((_traced(whole, basis=BY_SHARES.get(unreplayed), slowed=slowed), *weighed))
@@ -145,12 +146,14 @@ def _once(found: Sequence[Cause]) -> Cause | None:
     return next((each for each in found if each.part == "one_off" and each.weight >= least), None)
 
 
-def _said(cause: Cause, report: TraceReport) -> tuple[Finding, ...]:
-    """A cause, and what to do about it."""
+def _said(cause: Cause, report: TraceReport, is_first_advised: bool) -> tuple[Finding, ...]:
+    """A cause, and what to do about it; that names it where there is no advice on the first cause."""
     if not cause.has_advice:
         return (cause_finding(cause),)
     in_use = {remedy for rank in report.ranks for remedy in rank.cpu.remedies}
-    return (cause_finding(cause), advice_finding(cause, advice_for(cause, in_use=in_use)))
+    advice = advice_finding(cause, advice_for(cause, in_use=in_use))
+    about = None if is_first_advised else f"for time {SPENT[cause.part]}"
+    return (cause_finding(cause), with_figures(advice, about=about))
 
 
 def _traced(report: TraceReport, **figures: Any) -> Finding:

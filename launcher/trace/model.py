@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from gpurun.launcher.findings.finding import Finding, of_level
+from gpurun.launcher.findings.finding import Finding, of_level, with_figures
 
 Table = Literal["kernels", "shapes", "operators", "collectives", "copies", "launches", "critical-path"]
 """The table that is shown on request."""
@@ -659,7 +659,8 @@ class TraceReport:
         if not causes:
             known = (each for each in self.findings if {"percent", "num_cut"} & {*each.figures})
             return tuple(each.sentence for each in known)
-        advice = {(each.figures["what"], each.ranks, each.weight): each.text for each in steps}
+        named = (with_figures(each, about=None) for each in steps)  # next to its cause, advice needs no name
+        advice = {(each.figures["what"], each.ranks, each.weight): each.text for each in named}
         said = [(each.sentence, advice.get((each.code, each.ranks, each.weight))) for each in causes]
         return tuple(f"{text.removesuffix('.')}: {more}." if more else text for text, more in said)
 

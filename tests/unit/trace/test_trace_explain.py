@@ -466,6 +466,8 @@ def test_time_after_the_last_work_waits_for_no_launch(tmp_path: Path) -> None:
     assert report.conclusion.endswith(
         "launch work, 0.015 ms of it from launch to start: try larger batches, torch.compile or CUDA graphs."
     )
+    (advice,) = (each.text for each in report.findings if each.level == "remedy")
+    assert advice == "for time waiting for the CPU: try larger batches, torch.compile or CUDA graphs"
 
 
 def test_a_cpu_with_stacks_lacks_none(tmp_path: Path) -> None:
