@@ -50,7 +50,7 @@ from gpurun.launcher.trace.model import (
     StragglerReport,
     TraceReport,
 )
-from gpurun.launcher.units import listed, ranks_text
+from gpurun.launcher.units import format_ms, listed, ranks_text
 
 MENTION_NEXT_FROM = 0.20
 FEW_STEPS = 2
@@ -353,15 +353,24 @@ def trace_causes(report: TraceReport) -> list[Cause]:
     whole = whole_ranks(report.ranks)
     facts = {each.rank: each.cpu for each in whole}
     has_all = len(report.ranks) > 1 and not _is_rank_missing(report)
-    found = [_named(with_cpu(cause, rank.cpu, facts), rank, mean, has_all) for cause in causes(measured)]
+    found = [
+        _named(with_cpu(cause, rank.cpu, facts), rank, mean, whole, has_all) for cause in causes(measured)
+    ]
     found = with_savings(found, report.savings, len(whole))
     return [of_all_ranks(cause, measured) for cause in found]
 
 
-def _named(cause: Cause, rank: RankTrace, mean: Breakdown, has_all: bool) -> Cause:
+def _named(
+    cause: Cause, rank: RankTrace, mean: Breakdown, whole: Sequence[RankTrace], has_all: bool
+) -> Cause:
     """With the latency, what is done once, and whether this may be a first step.
 
-    `has_all`: no rank is missing.
+    Args:
+        cause: what takes the time.
+        rank: the one that works longest.
+        mean: its step.
+        whole: all ranks.
+        has_all: no rank is missing.
     """
     figures = dict(cause.figures)
     if cause.part == "communication" and has_all:
@@ -379,12 +388,22 @@ def _named(cause: Cause, rank: RankTrace, mean: Breakdown, has_all: bool) -> Cau
             figures |= {"call": call, "operator": None, "inside": None}
     if cause.part != "one_off":
         return replace(cause, figures=figures)
-    if rank.cpu.once_us:
-        call, us = max(rank.cpu.once_us.items(), key=lambda item: item[1])
-        figures |= {"call": call, "call_ms": us / 1000 / max(len(rank.steps), 1)}
+    figures |= _once_figures([each for each in whole if each.rank in cause.ranks])
     if len(rank.steps) == 1:
         figures["alone"] = "the only step"
     return replace(cause, figures=figures)
+
+
+def _once_figures(ranks: Sequence[RankTrace]) -> dict[str, Any]:
+    """What these ranks do longest of all that they do once, with its time in a step; empty if unlike."""
+    longest = [max(each.cpu.once_us.items(), key=lambda item: item[1], default=("", 0.0)) for each in ranks]
+    names = {name for name, _ in longest}
+    if len(names) != 1 or "" in names:
+        return {}
+    times_ms = [us / 1000 / max(len(each.steps), 1) for each, (_, us) in zip(ranks, longest, strict=True)]
+    ends_ms = [min(times_ms), max(times_ms)]
+    is_one = len(set(map(format_ms, ends_ms))) == 1
+    return {"call": names.pop(), "call_ms": ends_ms[1] if is_one else ends_ms}
 
 
 def _means(report: TraceReport) -> list[tuple[RankTrace, Breakdown]]:

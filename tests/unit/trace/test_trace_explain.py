@@ -794,6 +794,22 @@ def test_of_what_is_done_once_what_the_gpu_waits_for_is_named_with_its_time_in_a
     assert "in what is done once (cudaMalloc: 2.00 ms):" in report.conclusion
 
 
+@pytest.mark.parametrize(
+    ("calls", "named"),
+    [(("cudaMalloc", "cudaMalloc"), " (cudaMalloc: 2.00 to 3.00 ms)"), (("cudaMalloc", "cudaFree"), "")],
+)
+def test_what_several_ranks_do_once_is_named_where_all_do_it(
+    tmp_path: Path, calls: tuple[str, str], named: str
+) -> None:
+    for rank, call in enumerate(calls):
+        length = 2_000 + 1_000 * rank
+        events = [*launches_of([(0, 10), (1_100 + length, 10)]), called(call, 1_050, 1_050 + length)]
+        write(tmp_path / f"rank{rank}.json", events, **rank_info(rank, 2))
+    said = analyse_paths([tmp_path]).conclusion
+    assert said.startswith("Every rank spends 49 % to 59 % of its time (2.00 of 4.10 to 3.00 of 5.10 ms")
+    assert f"in what is done once{named}: trace later steps" in said
+
+
 @pytest.mark.parametrize(("num_steps", "named"), [(90, " (torch.compile: 0.362 ms)"), (120, "")])
 def test_what_an_outlying_step_does_once_is_not_named_for_the_others(
     tmp_path: Path, num_steps: int, named: str
