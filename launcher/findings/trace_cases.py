@@ -57,6 +57,7 @@ SLOWED: Mapping[str, str] = {
 }
 """What has made causes larger than they would be."""
 UNCERTAIN_PATH = "The path and its gains are uncertain: {}."
+PATH_OF_ALL = "The path and its gains are of all steps; causes are without {}."
 ISSUING = "the CPU: Python, calls that issue collectives"
 ALL_OF_CPU = (
     "all of the CPU's time that isn't compute",

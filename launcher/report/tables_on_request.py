@@ -12,9 +12,10 @@ from gpurun.launcher.findings.trace_cases import (
     BY_SHARES,
     ISSUING,
     NO_PATH,
+    PATH_OF_ALL,
     UNCERTAIN_PATH,
 )
-from gpurun.launcher.trace.explain import group_sizes, has_launches, lacks_rank
+from gpurun.launcher.trace.explain import group_sizes, has_launches, lacks_rank, outlying_steps
 from gpurun.launcher.trace.model import (
     CollectiveTotal,
     CopyTotal,
@@ -33,6 +34,7 @@ from gpurun.launcher.units import (
     format_number,
     format_percent,
     format_rate,
+    numbers_text,
     plural,
     us_in_ms,
     whole_parts,
@@ -339,9 +341,11 @@ def _critical_path(report: TraceReport) -> TableContent:
 
 
 def _doubt(report: TraceReport) -> Iterator[str]:
-    """Why the path may not be that of the job."""
+    """Why the path may not be that of the job, or not what causes are about."""
     if report.unreplayed not in ("", "long"):
         yield UNCERTAIN_PATH.format(BY_SHARES[report.unreplayed])
+    if outlying := [each.step for each in outlying_steps(report.ranks)]:
+        yield PATH_OF_ALL.format(f"{'step' if len(outlying) == 1 else 'steps'} {numbers_text(outlying)}")
 
 
 def _parts(path: CriticalPath, time: FigureColumn[PathPart], words: Mapping[str, str]) -> ShownTable:

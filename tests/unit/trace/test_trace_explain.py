@@ -73,6 +73,16 @@ def test_causes_are_those_of_usual_steps(tmp_path: Path, wording: Wording) -> No
     wording(noted.text, report.findings[0].text, report.conclusion)
 
 
+@pytest.mark.parametrize(("copies_us", "is_said"), [({3: 900}, True), ({}, False)])
+def test_that_the_path_has_steps_that_causes_leave_out_is_said(
+    tmp_path: Path, copies_us: dict[int, float], is_said: bool
+) -> None:
+    events = steps_with_copies(copies_us)
+    report = analyse_paths([write(tmp_path / "rank0.json", events)], None, {"critical-path"})
+    said = "The path and its gains are of all steps; causes are without step 3."
+    assert (said in render_tables(report, ("critical-path",), 100)) == is_said
+
+
 @pytest.mark.parametrize(
     "copies_us",
     [{3: 900, 6: 900}, {3: 100}, {1: 200, 2: 350, 3: 500}, {}],
