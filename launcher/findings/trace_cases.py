@@ -58,6 +58,9 @@ SLOWED: Mapping[str, str] = {
 """What has made causes larger than they would be."""
 UNCERTAIN_PATH = "The path and its gains are uncertain: {}."
 PATH_OF_ALL = "The path and its gains are of all steps; causes are without {}."
+ONCE_FIRST = (
+    "What is done once is the first cause, though not the largest gain here: later steps are without it."
+)
 ISSUING = "the CPU: Python, calls that issue collectives"
 ALL_OF_CPU = (
     "all of the CPU's time that isn't compute",

@@ -12,9 +12,11 @@ from gpurun.launcher.findings.trace_cases import (
     BY_SHARES,
     ISSUING,
     NO_PATH,
+    ONCE_FIRST,
     PATH_OF_ALL,
     UNCERTAIN_PATH,
 )
+from gpurun.launcher.trace.causes import PARTS
 from gpurun.launcher.trace.explain import group_sizes, has_launches, lacks_rank, outlying_steps
 from gpurun.launcher.trace.model import (
     CollectiveTotal,
@@ -337,15 +339,18 @@ def _critical_path(report: TraceReport) -> TableContent:
     if len(report.ranks) > 1:
         rank = FigureColumn[PathPart]("rank", lambda row: row.rank, format_count)
         tables.append(_table((*times, rank), "where it runs", path.ranks, lambda row: words[row.part]))
-    return TableContent(tuple(tables), (*_doubt(report), *_sentences(path, has_launches(report))))
+    return TableContent(tuple(tables), (*_doubt(report, path), *_sentences(path, has_launches(report))))
 
 
-def _doubt(report: TraceReport) -> Iterator[str]:
+def _doubt(report: TraceReport, path: CriticalPath) -> Iterator[str]:
     """Why the path may not be that of the job, or not what causes are about."""
     if report.unreplayed not in ("", "long"):
         yield UNCERTAIN_PATH.format(BY_SHARES[report.unreplayed])
     if outlying := [each.step for each in outlying_steps(report.ranks)]:
         yield PATH_OF_ALL.format(f"{'step' if len(outlying) == 1 else 'steps'} {numbers_text(outlying)}")
+    causes = (each.code for each in report.findings if each.level == "cause")
+    if next(causes, "") == PARTS["one_off"] and _best(path).part != "one-off":
+        yield ONCE_FIRST
 
 
 def _parts(path: CriticalPath, time: FigureColumn[PathPart], words: Mapping[str, str]) -> ShownTable:
@@ -390,10 +395,15 @@ def _sentences(path: CriticalPath, has_launches: bool) -> list[str]:
     return found
 
 
-def _gain_sentence(path: CriticalPath, has_launches: bool) -> str:
-    best = max(
+def _best(path: CriticalPath) -> PathPart:
+    """The part, other than compute if there is any, without which most would be gained."""
+    return max(
         path.parts, key=lambda row: (row.gain_us is not None, row.part != "compute", row.gain_us or 0.0)
     )
+
+
+def _gain_sentence(path: CriticalPath, has_launches: bool) -> str:
+    best = _best(path)
     gain_us = best.gain_us or 0.0
     most = "" if best.part == "compute" or gain_us < _NOTHING_US else ", the most of all that isn't compute"
     what = ALL_OF_CPU[has_launches] if best.part == "host" else _WITHOUT[best.part]

@@ -841,6 +841,22 @@ def test_what_an_outlying_step_does_once_is_not_named_for_the_others(
     assert f"in what is done once{named}: trace later steps" in report.conclusion
 
 
+@pytest.mark.parametrize(("data_us", "is_said"), [(6_000, True), (2_000, False)])
+def test_that_what_is_done_once_goes_before_a_larger_gain_is_beside_the_path(
+    tmp_path: Path, data_us: int, is_said: bool
+) -> None:
+    begin = 300 + data_us
+    events = [launch(0, 1, 1), kernel("k", 2, 100, 1), launch(begin + 4_100, 5, 2)]
+    events += [kernel("k", begin + 4_110, 100, 2), called("cudaMalloc", begin, begin + 4_000)]
+    events.append(span("user_annotation", "enumerate(DataLoader)#_X.__next__", 200, data_us))
+    report = analyse_paths([write(tmp_path / "t.json", events)], None, {"critical-path"})
+    assert next(each.code for each in report.findings if each.level == "cause") == "one-off-work"
+    said = " ".join(render_tables(report, ("critical-path",), 100).split())
+    assert (
+        "the first cause, though not the largest gain here: later steps are without it" in said
+    ) == is_said
+
+
 def test_compiling_is_done_once(tmp_path: Path) -> None:
     compiling = [
         span("user_annotation", "entire_frame_compile (dynamo_timed)", 1_100, 5_000),
