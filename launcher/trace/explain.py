@@ -67,7 +67,8 @@ CPU, NOT_READ, NPU = "CPU", "not read", "NPU"
 Causes = TypeVar("Causes", IdleCauses, HostWhileIdle)
 NOTHING: Mapping[tuple[int, int], CpuFacts] = {}
 _OF_ONE_STRETCH = frozenset({"launch_delay_us", "gpu_span_us"})
-_WITHIN_DEVICE = re.compile(r"DtoD|PtoP|Device -> Device|Memset")
+_WITHIN_DEVICE = re.compile(r"DtoD|PtoP|Device( -> |_?To_?)Device|Memset|FillBuffer", re.IGNORECASE)
+"""How CUDA and ROCm (roctracer, rocprofiler-sdk) call such copies."""
 
 
 def explain(

@@ -240,13 +240,16 @@ def test_gaps_between_operators_of_a_cpu_are_not_called_python(tmp_path: Path, w
     wording(analyse_paths([write(tmp_path / "calls.json", on_cpu)]).conclusion)
 
 
-def test_copies_within_a_device_are_not_called_those_of_pinned_memory(tmp_path: Path) -> None:
-    copies = [("Memcpy DtoD (Device -> Device)", 400), ("Memcpy HtoD (Pinned -> Device)", 100)]
+@pytest.mark.parametrize(
+    "name", ["Memcpy DtoD (Device -> Device)", "CopyDeviceToDevice", "MEMORY_COPY_DEVICE_TO_DEVICE"]
+)
+def test_copies_within_a_device_are_not_called_those_of_pinned_memory(tmp_path: Path, name: str) -> None:
+    copies = [(name, 400), ("Memcpy HtoD (Pinned -> Device)", 100)]
     events, at = [launch(0, 1, 1), kernel("k", 1, 100, 1)], 110
-    for number, (name, length) in enumerate(copies, 2):
+    for number, (called_so, length) in enumerate(copies, 2):
         events += [
             launch(number, 1, number),
-            span("gpu_memcpy", name, at, length, correlation=number, device=0),
+            span("gpu_memcpy", called_so, at, length, correlation=number, device=0),
         ]
         at += length
     said = analyse_paths([write(tmp_path / "t.json", events)]).conclusion
