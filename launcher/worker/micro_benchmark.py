@@ -84,14 +84,13 @@ class ProbeRounds:
         loads = self.load.loads() if self.load else ()
         for name, gpu in zip(self.site.names, loads, strict=False):
             said = f"the clock of {name} was throttled: {gpu.throttled}" if gpu.throttled else ""
-            yield from filter(None, self.peers.gather_text(said))
+            yield from filter(None, self.peers.gather(said))
 
     def waiting(self, noise: BlockNoise, lasted_ns: int) -> Waiting:
         """How much of the time this rank waited for other programs; all ranks must call it."""
         cores = f"{os.uname().nodename} {sorted(os.sched_getaffinity(0))}"
         rank_ns = (noise.cpu_ns or 0) + (noise.children_ns or 0)
-        ranks = zip(self.peers.gather_text(cores), self.peers.gather(rank_ns), strict=True)
-        run_ns = sum(rank_ns for rank_cores, rank_ns in ranks if rank_cores == cores)
+        run_ns = sum(ns for rank_cores, ns in self.peers.gather((cores, rank_ns)) if rank_cores == cores)
         # The cores' time that isn't this rank's own is other load, but for its children and the other ranks.
         load_ns = None if noise.others_ns is None else noise.others_ns - (run_ns - (noise.cpu_ns or 0))
         load = None if load_ns is None else load_ns / lasted_ns

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,8 @@ from gpurun.launcher.machine.network import family_of
 from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.files import RunDir, write_bytes
 from gpurun.launcher.strategies import NCCL_ALGORITHMS
+
+T = TypeVar("T")
 
 _POLL_S = 0.005
 _RENDEZVOUS_TIMEOUT_S = 120.0
@@ -178,13 +180,9 @@ class Peers:
         """Element by element, the largest value over ranks."""
         return list(values)
 
-    def gather(self, value: float) -> list[float]:
+    def gather(self, value: T) -> list[T]:
         """Every rank's value, by rank."""
         return [value]
-
-    def gather_text(self, text: str) -> list[str]:
-        """Every rank's text, by rank."""
-        return [text]
 
 
 class GroupPeers(Peers):
@@ -202,12 +200,7 @@ class GroupPeers(Peers):
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return [float(value) for value in tensor]
 
-    def gather(self, value: float) -> list[float]:
-        everyone = [torch.zeros(1, dtype=torch.float64) for _ in range(dist.get_world_size())]
-        dist.all_gather(everyone, torch.tensor([value], dtype=torch.float64))
-        return [float(tensor) for tensor in everyone]
-
-    def gather_text(self, text: str) -> list[str]:
-        everyone = [""] * dist.get_world_size()
-        dist.all_gather_object(everyone, text)
+    def gather(self, value: T) -> list[T]:
+        everyone = [value] * dist.get_world_size()
+        dist.all_gather_object(everyone, value)
         return everyone

@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import UnixStreamServer
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 import torch
@@ -97,6 +97,8 @@ from tests.unit.gpu.test_drivers import spec_of
 from tests.unit.plan.machines import FakeGpu, FakeMachine, planned
 from tests.unit.worker.test_program_steps import FakeProfiler
 from tests.wording import Wording
+
+T = TypeVar("T")
 
 # 6: the two ways of asking for TF32
 
@@ -1013,11 +1015,9 @@ def test_the_untimed_step_is_done_before_energy_is_counted(
 class Texts(Peers):
     """Two ranks: the other one's GPU is slowed down, too."""
 
-    def gather_text(self, text: str) -> list[str]:
-        return [text, text.replace("cuda:3", "cuda:1")]
-
-    def gather(self, value: float) -> list[float]:
-        return [value, value]
+    def gather(self, value: T) -> list[T]:
+        other: Any = value.replace("cuda:3", "cuda:1") if isinstance(value, str) else value
+        return [value, other]
 
 
 def test_a_micro_benchmark_says_whose_clock_was_throttled(

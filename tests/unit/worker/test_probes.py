@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -51,6 +51,7 @@ from tests.launches import launch_config
 from tests.unit.plan.machines import FakeMachine, spec_of
 from tests.wording import Wording
 
+T = TypeVar("T")
 CPU = Site((torch.device("cpu"),), ("cpu:0",), 1, torch.float32)
 
 
@@ -215,11 +216,8 @@ def test_a_busy_machine_is_reported_next_to_the_curves(tmp_path: Path, wording: 
 class Two(Peers):
     """Two ranks on the same cores, which do the same."""
 
-    def gather(self, value: float) -> list[float]:
+    def gather(self, value: T) -> list[T]:
         return [value, value]
-
-    def gather_text(self, text: str) -> list[str]:
-        return [text, text]
 
 
 @pytest.mark.parametrize(("others_ns", "most"), [(300, -0.05), (700, 0.35), (None, 0.5)])
