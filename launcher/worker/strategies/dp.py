@@ -186,26 +186,30 @@ def add_up(gradients: Sequence[Tensor | None]) -> Tensor | None:
 
 
 class CpuDataParallel(nn.Module):
-    """`module` on `num_devices` shares of the CPU at once."""
+    """`module` on several shares of the CPU at once."""
 
-    def __init__(self, module: nn.Module, num_devices: int) -> None:
+    def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self.module, self.num_devices = module, num_devices
+        self.module = module
 
     def forward(self, inputs: Tree, chunks: Sequence[int]) -> Tree:
         """Outputs of all samples; device i computes `chunks[i]` of them, and none of them where that is 0."""
         with torch.autograd.profiler.record_function("CpuDataParallel.forward"):
             parts = split_rows(inputs, chunks)
-            replicas = [self.replica(i, part) for i, part in enumerate(parts) if chunks[i]]
-            return join_rows(apply(replicas, self.trainable()))
+            replicas = [replica_of(self.module, i, part) for i, part in enumerate(parts) if chunks[i]]
+            return join_rows(apply(replicas, trainable(self.module)))
 
-    def trainable(self) -> list[nn.Parameter]:
-        return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
 
-    def replica(self, index: int, inputs: Tree) -> Replica:
-        parameters, buffers = replica_tensors(self.module, index)
-        module = make_replica(self.module, parameters, buffers)
-        return Replica(index, module, [parameters[p] for p in self.trainable()], inputs)
+def trainable(network: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in network.parameters() if parameter.requires_grad]
+
+
+def replica_of(network: nn.Module, index: int, inputs: Tree, device: torch.device | None = None) -> Replica:
+    """A copy of the network with its part of the inputs, both on `device`, by default where they are."""
+    parameters, buffers = replica_tensors(network, index, device)
+    here = inputs if device is None else map_tensors(lambda tensor: tensor.to(device), inputs)
+    own = [parameters[p] for p in trainable(network)]
+    return Replica(index, make_replica(network, parameters, buffers), own, here)
 
 
 def apply(replicas: list[Replica], parameters: Sequence[nn.Parameter]) -> list[Tree]:
@@ -218,9 +222,9 @@ def apply(replicas: list[Replica], parameters: Sequence[nn.Parameter]) -> list[T
 
 
 def replica_tensors(
-    network: nn.Module, index: int, device: torch.device | None = None
+    network: nn.Module, index: int, device: torch.device | None
 ) -> tuple[dict[Tensor, Tensor], dict[Tensor, Tensor]]:
-    """A replica's own parameters and buffers, by those of the network; on `device`, by default on the same.
+    """A replica's own parameters and buffers, by the network's; on `device`; `None`: on the same.
 
     Replica 0 shares the network's memory, so what it updates in place is kept; the others get copies.
     """
@@ -341,9 +345,7 @@ class Dp(WorkerStrategy):
     def __init__(self, model: nn.Module, devices: Sequence[torch.device]) -> None:
         self.device, self.devices, self.network = devices[0], tuple(devices), model
         self.model: CpuDataParallel | StockDataParallel = (
-            CpuDataParallel(model, len(devices))
-            if accelerator_of(self.device.type).is_host
-            else stock(model, devices)
+            CpuDataParallel(model) if accelerator_of(self.device.type).is_host else stock(model, devices)
         )
 
     @classmethod
@@ -355,32 +357,19 @@ class Dp(WorkerStrategy):
         return self.model(inputs, chunks)
 
     def apply_times_ms(self, inputs: Tree, chunks: Sequence[int]) -> list[float]:
-        """The times of each replica's forward and backward, all at once; infinite where memory runs out."""
-        return apply_times_ms(self.network, self.devices, inputs, chunks)
+        """Milliseconds of each replica's forward and backward, all at once; 0 without samples, infinite
+        without memory.
 
-
-def apply_times_ms(
-    network: nn.Module, devices: Sequence[torch.device], inputs: Tree, chunks: Sequence[int]
-) -> list[float]:
-    """Milliseconds of each device's forward and backward; 0 without samples, infinite without memory.
-
-    Without what DataParallel itself adds: copying the model, scattering inputs, gathering outputs, the loss.
-    """
-    parts = split_rows(inputs, chunks)
-    used = [index for index, size in enumerate(chunks) if size]
-    replicas = {i: if_it_fits(partial(replica_on, network, i, devices[i], parts[i])) for i in used}
-    held = [(i, partial(timed_ms, replica, devices[i])) for i, replica in replicas.items() if replica]
-    times_ms = run_replicas([(i, partial(if_it_fits, timed)) for i, timed in held])
-    found = {i: ms for (i, _), ms in zip(held, times_ms, strict=True) if ms is not None}
-    return [found.get(index, math.inf if size else 0.0) for index, size in enumerate(chunks)]
-
-
-def replica_on(network: nn.Module, index: int, device: torch.device, inputs: Tree) -> Replica:
-    """A copy of the network with its part of the inputs, both on `device`."""
-    parameters, buffers = replica_tensors(network, index, device)
-    trainable = [parameters[p] for p in network.parameters() if p.requires_grad]
-    moved = map_tensors(lambda tensor: tensor.to(device), inputs)
-    return Replica(index, make_replica(network, parameters, buffers), trainable, moved)
+        Without what DataParallel itself adds: copying the model, scattering inputs, gathering outputs, the
+        loss.
+        """
+        parts, devices = split_rows(inputs, chunks), self.devices
+        used = [index for index, size in enumerate(chunks) if size]
+        copies = {i: if_it_fits(partial(replica_of, self.network, i, parts[i], devices[i])) for i in used}
+        held = [(i, partial(timed_ms, replica, devices[i])) for i, replica in copies.items() if replica]
+        times_ms = run_replicas([(i, partial(if_it_fits, timed)) for i, timed in held])
+        found = {i: ms for (i, _), ms in zip(held, times_ms, strict=True) if ms is not None}
+        return [found.get(index, math.inf if size else 0.0) for index, size in enumerate(chunks)]
 
 
 def timed_ms(replica: Replica, device: torch.device) -> float:

@@ -23,7 +23,7 @@ SLEEP_S = 0.02
 
 def traced(path: Path, config: ProfileConfig) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
-    model = CpuDataParallel(nn.Linear(4, 4), 2)
+    model = CpuDataParallel(nn.Linear(4, 4))
     capture(lambda: model(torch.ones(6, 4), (4, 2)).sum().backward(), config, path, all_threads=True)
     with gzip.open(path) as file:
         events: list[dict[str, Any]] = json.load(file)["traceEvents"]
@@ -54,7 +54,7 @@ class Sleeping(nn.Linear):
 def test_a_sleeping_model_does_not_compute_under_any_strategy(tmp_path: Path, strategy: str) -> None:
     torch.set_num_threads(1)
     model, path = Sleeping(4, 4), tmp_path / "rank0.json.gz"
-    replicas = CpuDataParallel(model, 2)
+    replicas = CpuDataParallel(model)
 
     def step() -> None:
         inputs = torch.ones(6, 4, requires_grad=True)

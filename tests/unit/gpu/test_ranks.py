@@ -226,22 +226,22 @@ def test_a_replica_is_timed_with_its_device_as_the_current_one(monkeypatch: pyte
             runtime.inside.append("runs")
             return super().forward(x)
 
-    replica = dp.replica_on(Model(2, 2), 1, torch.device("cpu"), torch.ones(3, 2))
+    replica = dp.replica_of(Model(2, 2), 1, torch.ones(3, 2), torch.device("cpu"))
     assert dp.timed_ms(replica, torch.device("cuda", 1)) > 0
     assert runtime.inside == ["cuda:1", "runs", "out"]
 
 
 def test_a_replica_whose_copy_does_not_fit_takes_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = dp.replica_on
+    original = dp.replica_of
 
     def second_is_full(network: nn.Module, index: int, *rest: Any) -> Any:
         if index == 1:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return original(network, index, *rest)
 
-    monkeypatch.setattr(dp, "replica_on", second_is_full)
-    cpu = torch.device("cpu")
-    times_ms = dp.apply_times_ms(nn.Linear(2, 2), [cpu] * 3, torch.ones(4, 2), (2, 2, 0))
+    monkeypatch.setattr(dp, "replica_of", second_is_full)
+    three = dp.Dp(nn.Linear(2, 2), [torch.device("cpu")] * 3)
+    times_ms = three.apply_times_ms(torch.ones(4, 2), (2, 2, 0))
     assert (times_ms[0] > 0, times_ms[1:]) == (True, [math.inf, 0.0])
 
 

@@ -59,23 +59,23 @@ def model() -> Recorder:
 
 
 def test_textbook_a_batch_of_50_on_two_devices_is_25_and_25(model: Recorder) -> None:
-    outputs = CpuDataParallel(model, 2)(torch.randn(50, 3), (25, 25))
+    outputs = CpuDataParallel(model)(torch.randn(50, 3), (25, 25))
     assert {index: seen[0] for index, seen in model.seen.items()} == {0: 25, 1: 25}
     assert outputs.shape == (50, 2)
 
 
 def test_outputs_are_in_the_order_of_the_inputs(model: Recorder) -> None:
     x = torch.randn(9, 3)
-    torch.testing.assert_close(CpuDataParallel(model, 3)(x, (1, 6, 2)), model.linear(x))
+    torch.testing.assert_close(CpuDataParallel(model)(x, (1, 6, 2)), model.linear(x))
 
 
 def test_only_replica_0_updates_buffers(model: Recorder) -> None:
-    CpuDataParallel(model, 3)(torch.randn(6, 3), (2, 2, 2))
+    CpuDataParallel(model)(torch.randn(6, 3), (2, 2, 2))
     assert model.calls.item() == 1
 
 
 def test_a_device_without_samples_does_not_run(model: Recorder) -> None:
-    CpuDataParallel(model, 2)(torch.randn(4, 3), (0, 4))
+    CpuDataParallel(model)(torch.randn(4, 3), (0, 4))
     assert set(model.seen) == {1}
     assert model.calls.item() == 0
 
@@ -83,7 +83,7 @@ def test_a_device_without_samples_does_not_run(model: Recorder) -> None:
 @pytest.mark.parametrize("grad", [True, False])
 def test_grad_mode_and_autocast_reach_the_threads(model: Recorder, grad: bool) -> None:
     with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype=torch.bfloat16):
-        outputs = CpuDataParallel(model, 2)(torch.randn(4, 3), (2, 2))
+        outputs = CpuDataParallel(model)(torch.randn(4, 3), (2, 2))
     assert outputs.dtype == torch.bfloat16
     assert outputs.requires_grad == grad
     assert [seen[1:] for seen in model.seen.values()] == [(grad, True)] * 2
@@ -97,7 +97,7 @@ def test_an_exception_keeps_type_and_traceback_and_names_the_replica() -> None:
             return super().forward(x)
 
     with pytest.raises(KeyError, match="lost") as caught:
-        CpuDataParallel(Broken(), 2)(torch.randn(4, 3), (2, 2))
+        CpuDataParallel(Broken())(torch.randn(4, 3), (2, 2))
     assert caught.value.__notes__ == ["in replica 1"]
     assert caught.traceback[-1].name == "forward"
 
@@ -120,7 +120,7 @@ def test_an_exception_in_backward_names_the_replica() -> None:
             result: Tensor = Fails.apply(self.linear(x))
             return result
 
-    loss = CpuDataParallel(Model(), 2)(torch.randn(4, 3), (2, 2)).sum()
+    loss = CpuDataParallel(Model())(torch.randn(4, 3), (2, 2)).sum()
     with pytest.raises(ArithmeticError, match="diverged") as caught:
         loss.backward()
     assert caught.value.__notes__ == ["in replica 1"]
@@ -145,7 +145,7 @@ def test_backward_of_replicas_runs_at_the_same_time() -> None:
             result: Tensor = Meets.apply(self.linear(x))
             return result
 
-    CpuDataParallel(Model(), 2)(torch.randn(4, 3), (2, 2)).sum().backward()
+    CpuDataParallel(Model())(torch.randn(4, 3), (2, 2)).sum().backward()
 
 
 class Nested(nn.Module):
@@ -177,7 +177,7 @@ def test_nested_inputs_and_outputs_shared_frozen_and_recurrent_weights() -> None
         model.zero_grad()
         return found
 
-    outputs, expected = CpuDataParallel(model, 3)(inputs, (4, 1, 2)), model(inputs)
+    outputs, expected = CpuDataParallel(model)(inputs, (4, 1, 2)), model(inputs)
     assert outputs["more"][0][1] == "as it is"
     assert outputs["none"] is None
     assert torch.equal(outputs["best"], expected["best"])

@@ -85,7 +85,7 @@ def test_the_first_step_makes_the_optimizers_state() -> None:
 @pytest.mark.parametrize("num_devices", [1, 2, 3])
 def test_replicas_hold_parameters_and_gradients_of_their_own(num_devices: int) -> None:
     model = Model()
-    replicas = CpuDataParallel(model.network, num_devices)
+    replicas = CpuDataParallel(model.network)
     chunks = [SAMPLES // num_devices] * num_devices
     model.inputs = model.inputs[: sum(chunks)].clone()
     model.run = lambda inputs: replicas(inputs, chunks)
