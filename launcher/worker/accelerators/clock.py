@@ -33,6 +33,7 @@ class Clock(Protocol):
 
     def end_step(self) -> None:
         """The step ends now, and the next one begins."""
+        self.mark(STEP_END)
 
     def read(self) -> list[StepTiming]:
         """The steps since `start`; on a GPU only this method waits for it."""
@@ -64,7 +65,7 @@ class TimingEvent(Protocol):
 
 
 @dataclass
-class HostClock:
+class HostClock(Clock):
     """`time.perf_counter_ns`: monotonic, with a resolution of tens of nanoseconds."""
 
     now_ns: Callable[[], int] = time.perf_counter_ns
@@ -76,15 +77,12 @@ class HostClock:
     def mark(self, phase: str) -> None:
         self.marks.append((phase, self.now_ns()))
 
-    def end_step(self) -> None:
-        self.mark(STEP_END)
-
     def read(self) -> list[StepTiming]:
         return step_timings(self.marks)
 
 
 @dataclass
-class EventClock:
+class EventClock(Clock):
     """Events on the device's current stream; the host runs ahead of them as it does in training.
 
     Events are reused from block to block, since creating one costs as much as recording it.
@@ -107,9 +105,6 @@ class EventClock:
             self.events.append(self.new_event())
         self.record(self.events[len(self.phases)])
         self.phases.append(phase)
-
-    def end_step(self) -> None:
-        self.mark(STEP_END)
 
     def read(self) -> list[StepTiming]:
         # From mark to mark: torch gives a 32-bit float, whose last digit is 8 µs in a block of 100 s.
