@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,23 +59,12 @@ class LoadedStep:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the inputs and targets."""
+        """Memory of the inputs and targets until the step is done."""
         batches = [(micro.inputs, micro.targets) for micro in self.micro_batches]
         return sum(tensor.nbytes for tensor in tensors_of(batches))
 
     def load(self) -> "LoadedStep":
         return self
-
-
-class StepInput(Protocol):
-    """One step's input, as `Trainer.prepare` returns it."""
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that it holds until its step is done."""
-
-    def load(self) -> LoadedStep:
-        """The step's data; reads it where it is read inside the step."""
 
 
 def micro_sizes(num_samples: int, accumulate: int) -> tuple[int, ...]:
@@ -101,16 +90,6 @@ def step_generator(seed: int, step: int) -> torch.Generator:
     """A generator that depends on the two numbers alone, and differs in all bits for neighbouring steps."""
     digest = hashlib.blake2b(f"{seed}/{step}".encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
-
-
-class SampleSource(Protocol):
-    """The source of a rank's samples."""
-
-    def prepare(self, variant: VariantConfig, step: int) -> StepInput:
-        """This rank's part of a step, ready before the step begins unless it is read from a dataset."""
-
-    def whole(self, num_samples: int, step: int) -> LoadedStep:
-        """The whole global batch of a step as one micro-batch of one device."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +153,7 @@ class BatchSource:
         return LoadedStep(micro_batches, total, variant.sync_every)
 
     def whole(self, num_samples: int, step: int) -> LoadedStep:
+        """The whole global batch of a step as one micro-batch of one device."""
         inputs, targets = self.draw(num_samples, step)
         micro = self.micro_batch(inputs, targets, ((0, num_samples),))
         return LoadedStep((micro,), micro.count)
@@ -238,6 +218,10 @@ class PendingStep:
 
     def load(self) -> LoadedStep:
         return self.source.load(self.variant, self.step)
+
+
+StepInput = LoadedStep | PendingStep
+"""One step's input, as `Trainer.prepare` returns it."""
 
 
 class DatasetSource:
@@ -312,6 +296,7 @@ class DatasetSource:
         return LoadedStep(micro_batches, total, variant.sync_every)
 
     def whole(self, num_samples: int, step: int) -> LoadedStep:
+        """The whole global batch of a step as one micro-batch of one device."""
         check_dataset_size(self.workload, num_samples)
         dataset = self.workload.dataset
         expected = "(input, target) samples, padded or cut to one shape"
@@ -324,6 +309,10 @@ class DatasetSource:
         size = sum(chunks)
         inputs, targets = checked_batch(self.workload, batch, size, "a batch of the dataset", self.place)
         return micro_batch(self.workload, inputs, targets, chunks)
+
+
+SampleSource = BatchSource | DatasetSource
+"""The source of a rank's samples."""
 
 
 def micro_batch(workload: Workload, inputs: Tree, targets: Tree, chunks: tuple[int, ...]) -> MicroBatch:
