@@ -130,15 +130,10 @@ def measure_in_turns(configs: Sequence[LaunchConfig], journal: Journal, peers: P
     turns = [turn_of(config, journal, peers, block) for config in configs]
     run_in_turns(turns, peers)
     for timed in (turn.timed for turn in turns if turn.timed is not None):
-        finish_turn(timed)
-
-
-def finish_turn(timed: TimedRounds) -> None:
-    """Runs what follows the timed rounds of a strategy, whose model is dropped then."""
-    profile(timed.trainer, timed.config, timed.journal, timed.peers)
-    measure_memory(timed.trainer, timed.config, timed.journal, timed.peers)
-    add_code(timed.config, timed.journal)
-    timed.trainer.close()
+        profile(timed.trainer, timed.config, journal, timed.peers)
+        measure_memory(timed.trainer, timed.config, journal, timed.peers)
+        add_code(timed.config, journal)
+        timed.trainer.close()
 
 
 def build(config: LaunchConfig) -> Workload | Probe:

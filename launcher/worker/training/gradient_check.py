@@ -235,15 +235,16 @@ def model_warnings(trainer: Trainer) -> list[str]:
 
 def without_effect(trainer: Trainer) -> Iterator[str]:
     """The notes on settings that change nothing."""
-    if trainer.channels_last and all(p.dim() != 4 for p in trainer.model.parameters()):
+    config = trainer.config
+    if config.channels_last and all(p.dim() != 4 for p in trainer.model.parameters()):
         yield "channels_last changes nothing: the model has no two-dimensional convolution"
-    if trainer.cudnn_benchmark and accelerator_of(trainer.device.type).is_host:
+    if config.cudnn_benchmark and accelerator_of(trainer.device.type).is_host:
         yield "cudnn_benchmark changes nothing: a CPU has no cuDNN"
-    if trainer.lacks_blocks:
+    if config.checkpointing != "none" and not trainer.has_blocks:
         yield (
             "checkpointing changes nothing: no layers of the model repeat; the workload can name its `blocks`"
         )
-    stated = [name for name, value in trainer.reading.items() if value is not None]
+    stated = [name for name in ("workers", "prefetch") if getattr(config, name) is not None]
     if trainer.workload.dataset is None:
         yield from (f"{name} changes nothing: the workload has no dataset" for name in stated)
     elif not trainer.workload.num_workers and "prefetch" in stated:

@@ -49,7 +49,6 @@ def trace_steps(
     path: Path,
     *,
     rank: int,
-    all_threads: bool,
     snapshot: Path | None = None,
 ) -> None:
     """One trace at `path`; inputs are drawn before it begins. A rank that isn't recorded runs the same steps.
@@ -64,6 +63,7 @@ def trace_steps(
         trainer.step(next(inputs), NoClock())
 
     if wanted.ranks is None or rank in wanted.ranks:
+        all_threads = STRATEGIES[trainer.config.strategy].has_replicas
         capture(
             run_one_step,
             wanted,
@@ -111,38 +111,20 @@ class TraceRequests:
         """One request's trace."""
         request = read_request(run, self.config.launch, self.answered)
         path = run.captured_trace(self.config.launch, self.answered, self.rank)
-        all_threads = STRATEGIES[self.config.strategy].has_replicas
-        wanted = profile_config(request)
-        trace_steps(trainer, variant, wanted, peers, path, rank=self.rank, all_threads=all_threads)
+        trace_steps(trainer, variant, profile_config(request), peers, path, rank=self.rank)
 
 
 def profile(trainer: Trainer, config: LaunchConfig, journal: Journal, peers: Peers) -> None:
     """A trace per variant, in steps of their own after all timing."""
-    if config.profile is None or config.profile.steps == 0:
+    wanted, rank, run = config.profile, journal.rank, journal.run
+    if wanted is None or wanted.steps == 0:
         return
     for variant in config.variants:
         journal.enter("profile", variant.id)
-        profile_variant(trainer, config, journal, variant, peers)
+        snapshot = run.memory_snapshot(variant.id, rank) if wanted.memory else None
+        path = run.trace(variant.id, rank)
+        trace_steps(trainer, variant, wanted, peers, path, rank=rank, snapshot=snapshot)
         peers.barrier()
-
-
-def profile_variant(
-    trainer: Trainer, config: LaunchConfig, journal: Journal, variant: VariantConfig, peers: Peers
-) -> None:
-    """One trace per rank that is to be recorded."""
-    rank, run = journal.rank, journal.run
-    wanted = config.profile
-    assert wanted is not None
-    trace_steps(
-        trainer,
-        variant,
-        wanted,
-        peers,
-        run.trace(variant.id, rank),
-        rank=rank,
-        all_threads=STRATEGIES[config.strategy].has_replicas,
-        snapshot=run.memory_snapshot(variant.id, rank) if wanted.memory else None,
-    )
 
 
 CONTROL = "~control"

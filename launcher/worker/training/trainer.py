@@ -78,10 +78,8 @@ class Trainer:
         check_dataset_size(workload, min(sum(variant.split) for variant in config.variants))
         if config.workers is not None:
             workload = replace(workload, num_workers=config.workers)
-        self.workload, self.model = workload, workload.model
-        self.reading = {"workers": config.workers, "prefetch": config.prefetch}
-        self.channels_last, self.cudnn_benchmark = config.channels_last, config.cudnn_benchmark
-        self.precision, self.threads = PRECISIONS[config.precision], config.threads
+        self.workload, self.model, self.config = workload, workload.model, config
+        self.precision = PRECISIONS[config.precision]
         device = torch.device(config.devices[rank])
         self.set_process_state()
         self.precision.prepare_model(self.model)
@@ -99,7 +97,6 @@ class Trainer:
             compile_in_place(self.model, len(config.variants), compile_threads(device, config.threads))
         blocks = tuple(blocks_of(self.model, workload.blocks))
         self.has_blocks = bool(blocks)
-        self.lacks_blocks = config.checkpointing != "none" and not blocks
         checkpoint_blocks(blocks, config.checkpointing)
         self.strategy = strategy_of(self.model, config, rank, Hints(bool(self.trial.unused), blocks))
         whole = make_optimizer(workload, self.model)
@@ -116,7 +113,7 @@ class Trainer:
 
     def set_process_state(self) -> None:
         """Sets what belongs to the process, before steps that follow those of another strategy or setting."""
-        torch.set_num_threads(self.threads)
+        torch.set_num_threads(self.config.threads)
         self.precision.apply()
 
     def prepare(self, variant: VariantConfig, step: int) -> StepInput:
