@@ -6,7 +6,7 @@ It also counts the floating-point operations of a step.
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any, cast
 
@@ -99,7 +99,7 @@ def try_step(
             loss.backward()  # type: ignore[no-untyped-call]
         named = workload.model.named_parameters()
         unused = tuple(name for name, p in named if p.requires_grad and p.grad is None)
-    flops, num_samples = counting.count.known_flops, sum(micro.chunks)
+    flops, num_samples = counting.known_flops, sum(micro.chunks)
     return TriedStep(unused, None if flops is None else flops / num_samples, step.nbytes / num_samples)
 
 
@@ -275,20 +275,6 @@ UNKNOWN_WORK = ("rnn", "lstm", "gru", "attention", "conv", "mm", "linear", "eins
 """Parts of names of operators whose work is not negligible: without a formula, the count would be wrong."""
 
 
-@dataclass
-class Count:
-    """The count so far."""
-
-    flops: int = 0
-    unknown: set[str] = field(default_factory=set)
-    """Operators whose work is not known."""
-
-    @property
-    def known_flops(self) -> int | None:
-        """All operations; `None` where some can't be counted, or there are none."""
-        return None if self.unknown or not self.flops else self.flops
-
-
 class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the operations of what runs within it, backward passes included.
 
@@ -298,7 +284,12 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.count = Count()
+        self.flops, self.unknown = 0, False
+
+    @property
+    def known_flops(self) -> int | None:
+        """All operations; `None` where some can't be counted, or there are none."""
+        return None if self.unknown or not self.flops else self.flops
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -306,11 +297,11 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         packet = func._overloadpacket
         if packet in FORMULAS:
-            self.count.flops += FORMULAS[packet](*tree_map(shape_of, args))
+            self.flops += FORMULAS[packet](*tree_map(shape_of, args))
         elif packet in flop_registry:
-            self.count.flops += flop_registry[packet](*args, **(kwargs or {}), out_val=out)
+            self.flops += flop_registry[packet](*args, **(kwargs or {}), out_val=out)
         elif is_work(func):
-            self.count.unknown.add(str(packet))
+            self.unknown = True
         return out
 
 

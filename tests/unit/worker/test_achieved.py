@@ -18,7 +18,7 @@ from gpurun.launcher.worker.training.try_out import Counting
 def counted(work: Callable[[], torch.Tensor]) -> int | None:
     with Counting() as counting:
         work().sum().backward()
-    flops: int | None = counting.count.known_flops
+    flops: int | None = counting.known_flops
     return flops
 
 
