@@ -65,14 +65,11 @@ class Client(LinkEnd):
 
     def __init__(self, options: LinkOptions, report: Reporter) -> None:
         super().__init__(options, report)
-        self._peer = Peer(0, options.host)
+        self.peers[0] = self._peer = Peer(0, options.host)
         self._session = secrets.token_hex(16)
         self._connected = False
         self._num_closed = 0
         self._deadline_s = time.monotonic() + options.join_timeout_s
-
-    def peer_of(self, rank: int) -> Peer:
-        return self._peer
 
     async def run(self) -> None:
         """Keeps a stream to node 0 until it is cancelled, or node 0 is lost."""
@@ -215,8 +212,6 @@ class NodeLink:
         shared: the event loop to use; by default the link has its own.
         """
         self.rank = options.rank
-        self.hosts: tuple[str, ...] = ()
-        """The hosts by node rank, once all nodes have joined."""
         self.connected = False
         self.own_host = options.own_host
         self._lost_one = False
@@ -233,7 +228,6 @@ class NodeLink:
 
     def begin(self, hosts: tuple[str, ...]) -> None:
         """Sets all nodes, by rank; on node 0, one that comes later is turned away."""
-        self.hosts = hosts
         self._loop.call_soon_threadsafe(self._streams.begin, hosts)
 
     def send(self, rank: int, message: Message) -> None:

@@ -10,7 +10,6 @@ one. So messages are numbered, and kept until the other end has confirmed them.
 import asyncio
 import math
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
@@ -307,7 +306,7 @@ async def _write(peer: Peer, number: int, write: Callable[[bytes], Awaitable[Any
                 await write(encode_frame(peer.lane.heartbeat()))
 
 
-class LinkEnd(ABC):
+class LinkEnd:
     """The part that both ends have in common."""
 
     def __init__(self, options: LinkOptions, report: Reporter) -> None:
@@ -317,16 +316,14 @@ class LinkEnd(ABC):
         """Whether the end of the run was announced."""
         self.hosts: tuple[str, ...] = ()
         """The hosts by node rank, once all nodes have joined."""
+        self.peers: dict[int, Peer] = {}
+        """The other ends by rank; of several that claim a rank, the first that connected."""
         self.awaited_others = 0
         """How many nodes have to connect before everything is said."""
 
     def host_of(self, rank: int) -> str:
         """The host of a node, as users call it."""
-        return self.hosts[rank] if self.hosts else self.peer_of(rank).host
-
-    @abstractmethod
-    def peer_of(self, rank: int) -> Peer:
-        """The other end, once it has connected."""
+        return self.hosts[rank] if self.hosts else self.peers[rank].host
 
     def begin(self, hosts: tuple[str, ...]) -> None:
         """Sets all nodes, by rank."""

@@ -213,16 +213,11 @@ class Server(LinkEnd):
         super().__init__(options, report)
         self.port = options.port
         self._sessions: dict[str, Peer] = {}
-        self._ranks: dict[int, Peer] = {}
-        """The first session of each rank."""
         self._end: End | None = None
         self._admit: Callable[[str], None]
         """Admits the connection of this name, which is a node's."""
         self._refusals: set[str] = set()
         """The refusals that were reported."""
-
-    def peer_of(self, rank: int) -> Peer:
-        return self._ranks[rank]
 
     async def run(self) -> None:
         """Serves until it is cancelled."""
@@ -293,7 +288,7 @@ class Server(LinkEnd):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
             peer.has_left = self.ended
-            if self._ranks.get(peer.rank) is peer and not peer.is_turned_away:
+            if self.peers.get(peer.rank) is peer and not peer.is_turned_away:
                 self.silence.close(peer.rank, time.monotonic())
 
     def _peer_of(self, metadata: dict[str, str]) -> Peer:
@@ -308,7 +303,7 @@ class Server(LinkEnd):
             self._report_refusal(f"a node was refused: {why}")
             raise ValueError(f"{why}\n    start every node with the same job file, and its own --node-rank")
         peer = self._sessions[session] = Peer(rank, host)
-        self._ranks.setdefault(rank, peer)
+        self.peers.setdefault(rank, peer)
         self._turn_away_if_late(peer)
         if self._end is not None and not peer.is_turned_away:
             peer.put(self._end)
@@ -321,7 +316,7 @@ class Server(LinkEnd):
 
     def _turn_away_if_late(self, peer: Peer) -> None:
         """Ends one that is none of the nodes, with the reason; the first of its rank may be started again."""
-        first = self._ranks[peer.rank]
+        first = self.peers[peer.rank]
         if not self.hosts or peer.is_turned_away:
             return
         if peer.rank >= len(self.hosts):
@@ -335,7 +330,7 @@ class Server(LinkEnd):
         peer.put(End(MachineError.exit_code, why))
 
     def _heard(self, peer: Peer) -> None:
-        if self._ranks.get(peer.rank) is peer and not peer.is_turned_away:
+        if self.peers.get(peer.rank) is peer and not peer.is_turned_away:
             self.silence.hear(peer.rank, time.monotonic())
 
     def _deliver(self, peer: Peer, payload: bytes) -> None:
@@ -351,8 +346,8 @@ class Server(LinkEnd):
         """Sends a message; one to node 0 itself comes after all that have arrived."""
         if rank == 0:
             self.report(Arrived(message))
-        elif rank in self._ranks:
-            self._ranks[rank].put(message)
+        elif rank in self.peers:
+            self.peers[rank].put(message)
 
     def announce(self, end: End) -> None:
         """Reports to all nodes how the run ends; only the first announcement counts."""
