@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gpurun.launcher.nodes.messages import End, LogText, StartRanks, encode
 from gpurun.launcher.nodes.transport.credentials import identity_from
-from gpurun.launcher.nodes.transport.exchange import StreamFrame, encode_frame
+from gpurun.launcher.nodes.transport.exchange import StreamFrame
 
 Approach = Callable[[socket.socket, random.Random], None]
 TIMEOUT_S = 5.0
@@ -70,9 +70,7 @@ def _through(context: ssl.SSLContext, stranger: socket.socket, chance: random.Ra
 
 
 def _frames(chance: random.Random) -> bytes:
-    return encode_frame(
-        StreamFrame(chance.randrange(3), chance.randrange(3), encode(chance.choice(_MESSAGES)))
-    )
+    return encode(StreamFrame(chance.randrange(3), chance.randrange(3), encode(chance.choice(_MESSAGES))))
 
 
 def _context() -> ssl.SSLContext:

@@ -1,6 +1,6 @@
 """Messages between the nodes of a job."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -218,18 +218,6 @@ Message = (
     | StepCounts | Stopped | Tested
 )  # fmt: skip
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Message | End] = msgspec.msgpack.Decoder(Message | End)
-
-
-def encode(message: Message | End) -> bytes:
-    return _encoder.encode(message)
-
-
-def decode(payload: bytes) -> Message | End:
-    """The message.
-
-    Raises:
-        msgspec.MsgspecError: it is no message: the other node runs another version, or is not a gpurun.
-    """
-    return _decoder.decode(payload)
+encode: Callable[[msgspec.Struct], bytes] = msgspec.msgpack.Encoder().encode
+decode: Callable[[bytes], Message | End] = msgspec.msgpack.Decoder(Message | End).decode
+"""Raises `msgspec.MsgspecError` where the other node runs another version, or is not a gpurun."""

@@ -44,12 +44,7 @@ class StreamFrame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     payload: bytes = b""
 
 
-_encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[StreamFrame] = msgspec.msgpack.Decoder(StreamFrame)
-
-
-def encode_frame(frame: StreamFrame) -> bytes:
-    return _encoder.encode(frame)
 
 
 def decode_frame(content: bytes) -> StreamFrame:
@@ -298,12 +293,12 @@ async def _write(peer: Peer, number: int, write: Callable[[bytes], Awaitable[Any
     while peer.stream == number:
         peer.wake.clear()
         while peer.stream == number and (frame := peer.lane.next_frame()) is not None:
-            await write(encode_frame(frame))
+            await write(encode(frame))
         try:
             await asyncio.wait_for(peer.wake.wait(), PULSE_S)
         except TimeoutError:
             if peer.stream == number:
-                await write(encode_frame(peer.lane.heartbeat()))
+                await write(encode(peer.lane.heartbeat()))
 
 
 class LinkEnd:

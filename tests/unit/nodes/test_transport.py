@@ -35,7 +35,6 @@ from gpurun.launcher.nodes.transport.exchange import (
     Silence,
     StreamFrame,
     decode_frame,
-    encode_frame,
 )
 from gpurun.launcher.nodes.transport.server import MAX_STRANGERS, MOST_REFUSALS, Server
 from tests.integration.command import free_port
@@ -373,7 +372,7 @@ def test_every_message_arrives_once_and_in_order_however_often_the_stream_breaks
     def pass_on() -> None:
         for one, other in ((ours, theirs), (theirs, ours)):
             while not lost and (frame := one.next_frame()) is not None:
-                payload = other.accept(decode_frame(encode_frame(frame)))
+                payload = other.accept(decode_frame(encode(frame)))
                 arrived.extend([payload] if payload is not None else [])
 
     for step in [*steps, "reconnect"]:
