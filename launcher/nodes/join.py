@@ -5,7 +5,7 @@ import hashlib
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -293,8 +293,11 @@ def gather(
 
 
 def _seen_from(hello: Hello, others: list[Hello]) -> Node:
-    """Node 0 with the address at which the others find it, unless its interface was chosen."""
-    seen = shared_address(hello, others)
+    """Node 0 with the address at which the others find it, unless its interface was chosen.
+
+    Its own may be reachable only from itself: many hosts resolve their own name to the loopback interface.
+    """
+    seen = others[0].rendezvous if others else hello.node.address
     if not is_loopback(hello.node.address) or is_loopback(seen) or not is_own(seen):
         return hello.node
     return at_place(hello.node, find_address(seen, 1, None, {}))
@@ -315,9 +318,9 @@ def disagreement(first: Hello, other: Hello, known: Mapping[int, Hello]) -> str 
             f"the files of gpurun {first.version} differ between {_name(first)} and {_name(other)}"
             "\n    install the same on all nodes"
         )
-    wants = {hello.rank: hello.job.get("nodes") for hello in (first, other)}
-    if first.job.get("nodes") != other.job.get("nodes"):
-        return _differ("world sizes", "`nodes`", wants[first.rank], wants[other.rank], first, other)
+    ours, theirs = first.job.get("nodes"), other.job.get("nodes")
+    if ours != theirs:
+        return _differ("world sizes", "`nodes`", ours, theirs, first, other)
     if (twin := known.get(other.rank)) is not None:
         return (
             f"{twin.node.host} ({twin.node.address}) and {other.node.host} ({other.node.address}) both claim "
@@ -388,11 +391,3 @@ def source_sha256(root: Path) -> str:
             found.update(f"{path.relative_to(root)}\0{len(content)}\0".encode())
             found.update(content)
     return found.hexdigest()
-
-
-def shared_address(first: Hello, others: Sequence[Hello]) -> str:
-    """The address at which the others found node 0.
-
-    Its own may be reachable only from itself: many hosts resolve their own name to the loopback interface.
-    """
-    return others[0].rendezvous if others else first.node.address

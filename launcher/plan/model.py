@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile import values
@@ -56,16 +56,10 @@ class Node:
     notes: tuple[str, ...] = ()
     network_gb_per_s: float | None = None
     """The rate of the interface in one direction; `None` where it doesn't say."""
-
-    @property
-    def free_cores(self) -> None:
-        """Not measured on several nodes: their plan has to be the same if a lost one is replaced."""
-        return None
-
-    @property
-    def has_mps(self) -> bool:
-        """Not looked at on several nodes."""
-        return False
+    free_cores: ClassVar[int | None] = None
+    """Not measured on several nodes: their plan has to be the same if a lost one is replaced."""
+    has_mps: ClassVar[bool] = False
+    """Not looked at on several nodes."""
 
 
 def node_of_device(name: str) -> int:

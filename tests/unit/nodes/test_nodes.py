@@ -72,6 +72,7 @@ OTHER = Hello("1", 1, Node("b", "10.0.0.2", "eth0", 4, ()), "10.0.0.1", JOB, "ab
         ),
         ({"version": "2"}, "different versions of gpurun: gpurun is 1 on node 0 (a) and 2 on node 1 (b)"),
         ({"rank": 0}, "a (10.0.0.1) and b (10.0.0.2) both claim to be node 0"),
+        ({"rank": 0, "job": {**JOB, "nodes": 3}}, "`nodes` is 2 on node 0 (a) and 3 on node 0 (b)"),
     ],
 )
 def test_what_nodes_disagree_on(changes: dict[str, Any], words: str | None) -> None:
@@ -373,7 +374,6 @@ def test_a_range_takes_the_nodes_that_are_there(
 
     monkeypatch.setattr("gpurun.launcher.nodes.join.LAST_CALL_S", 0.0)
     hello = Hello("1", 0, NODES[0], "10.0.0.1", {}, None, "")
-    monkeypatch.setattr("gpurun.launcher.nodes.join.shared_address", lambda *_: "127.0.0.1")
     if 1 not in ranks:
         with wording.raises(MachineError):
             gather(Coming(), hello, (2, 4), 0.05, print)  # type: ignore[arg-type]
