@@ -388,8 +388,8 @@ def _may_differ_in_work(result: VariantResult) -> bool:
 
 def _what_differs(leader: VariantResult, other: VariantResult) -> str:
     """The kind of choice between the two: a split, where they differ in nothing else."""
-    is_same_strategy = other.strategy == leader.strategy
-    return leader.kind.choice if is_same_strategy and other.varied == leader.varied else "variant"
+    is_other_split = other.strategy == leader.strategy and other.varied == leader.varied
+    return "split" if leader.kind.trains and is_other_split else "variant"
 
 
 def _why(slower: VariantResult, leader: VariantResult, weight: float | None = None) -> tuple[Finding, ...]:

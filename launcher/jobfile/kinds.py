@@ -22,22 +22,14 @@ class JobKind:
     name: str
     title: str
     """Over a list of its workloads."""
-    has_batch: bool
-    """Whether gpurun chooses the batch: a workload's job needs one."""
     trains: bool
-    """Whether gpurun makes its training steps, so that it can check gradients and leave communication out."""
-    has_rounds: bool
-    """Whether its variants are measured in rounds whose length gpurun knows."""
+    """Whether gpurun makes its training steps: it needs a batch, and can check gradients and leave
+    communication out."""
     is_ranked: bool
     """Whether its variants are compared, so that one of them can be the fastest."""
-    shares_processes: bool
-    """Whether variants that differ in their batches only can run in the same processes."""
     runs_program: bool
-    """Whether its processes run a program of the user's, not gpurun's worker."""
-    has_time_limit: bool
-    """Whether a variant has a timeout unless the job gives one: a program may train for days."""
-    choice: str
-    """The word for one of its variants where the fastest is named."""
+    """Whether its processes run a program of the user's, not gpurun's worker: then variants share none, have
+    no rounds whose length gpurun knows, and no timeout unless the job gives one."""
     refusal: str
     """The message for a key that it doesn't have."""
     example: str
@@ -47,42 +39,27 @@ class JobKind:
 TRAINING = JobKind(
     "training",
     "Training",
-    has_batch=True,
     trains=True,
-    has_rounds=True,
     is_ranked=True,
-    shares_processes=True,
     runs_program=False,
-    has_time_limit=True,
-    choice="split",
     refusal="applies to programs only (`script`, `module`)",
     example='compare: {split: [even, "3:1"]}',
 )
 PROGRAM = JobKind(
     "program",
     "Programs",
-    has_batch=False,
     trains=False,
-    has_rounds=False,
     is_ranked=True,
-    shares_processes=False,
     runs_program=True,
-    has_time_limit=False,
-    choice="variant",
     refusal="applies to workloads only",
     example='compare: {args: [[--batch, "64"], [--batch, "128"]]}',
 )
 MICRO_BENCHMARK = JobKind(
     "micro-benchmark",
     "Micro-benchmarks",
-    has_batch=False,
     trains=False,
-    has_rounds=True,
     is_ranked=False,
-    shares_processes=True,
     runs_program=False,
-    has_time_limit=True,
-    choice="variant",
     refusal="doesn't apply to micro-benchmarks",
     example="compare: {precision: [fp32, bf16]}",
 )
@@ -139,7 +116,7 @@ def default_batch(name: str | None) -> int | None:
     """The global batch that a workload has where the job gives none; most have none."""
     builtin = builtin_named(name)
     batch: int | None = builtin.defaults.get("global_batch") if builtin else None
-    return batch if workload_kind(name).has_batch else 1
+    return batch if workload_kind(name).trains else 1
 
 
 def default_strategy(name: str) -> str | None:

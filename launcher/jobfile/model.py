@@ -314,7 +314,7 @@ class JobSpec(Settings, Section):
     @property
     def limit_s(self) -> float:
         """The most that a variant may take; a program, which may train for days, has no default."""
-        return self.timeout_s if self.kind.has_time_limit or "timeout" in self.stated else float("inf")
+        return self.timeout_s if "timeout" in self.stated or not self.kind.runs_program else float("inf")
 
     @property
     def has_fixed_size(self) -> bool:

@@ -456,7 +456,7 @@ def _entry(name: str) -> CatalogueEntry:
         kind=builtin.kind,
         summary=builtin.summary,
         bound_by=builtin.bound_by,
-        global_batch=default_batch(name) if workload_kind(name).has_batch else None,
+        global_batch=default_batch(name) if workload_kind(name).trains else None,
         about=doc.partition("\n\n")[0].replace("\n", " "),
         params=tuple(
             Parameter(param.name, param.default, meanings.get(param.name, ""))

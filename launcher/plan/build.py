@@ -179,12 +179,12 @@ def _size(spec: JobSpec, groups: tuple[Group, ...], is_gate: bool, has_turns: bo
     if spec.has_fixed_size or not is_compared:
         is_across = len(groups) > 1 and spec.kind.is_ranked
         launches = spec.steps.launches or (LAUNCHES_TO_COMPARE if is_across else 1)
-        rounds = math.ceil(spec.steps.rounds / launches) if spec.kind.has_rounds else 1
+        rounds = 1 if spec.kind.runs_program else math.ceil(spec.steps.rounds / launches)
         return Size(launches + (has_turns and launches > 1), rounds, None)
     fit = math.ceil(spec.budget_s / (SHORTEST_LAUNCH_S * len(groups)))
     per_repetition = sum(group.variants[0].world_size for group in groups)
     most = min(MOST_REPETITIONS, fit, MAX_PROCESSES // per_repetition)
-    rounds = ROUNDS if spec.kind.has_rounds else 1
+    rounds = 1 if spec.kind.runs_program else ROUNDS
     return Size(max(most, LAUNCHES_TO_COMPARE) + has_turns, rounds, spec.budget_s)
 
 
@@ -223,7 +223,7 @@ def groups_of(
 
     A group is named by its settings that set processes apart.
     """
-    members = grouped(variants, lambda each: processes(each) if each.kind.shares_processes else each.id)
+    members = grouped(variants, lambda each: each.id if each.kind.runs_program else processes(each))
     names = make_unique([group_id(group[0], is_apart) for group in members.values()])
     return tuple(Group(name, tuple(group)) for name, group in zip(names, members.values(), strict=True))
 

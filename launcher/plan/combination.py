@@ -127,7 +127,7 @@ def _combination(spec: JobSpec, stated: dict[str, Any], num_devices: int, num_lo
         "device_count": strategy_named(strategy).num_devices(values["device_count"], num_devices, num_local)
         if "device_count" not in stated
         else stated["device_count"],
-        "global_batch": values["global_batch"] or (default_batch(workload) or 1 if kind.has_batch else None),
+        "global_batch": values["global_batch"] or (default_batch(workload) or 1 if kind.trains else None),
     }
     found = Combination(stated=stated, **values)
     absent = {name: SETTINGS[name].absent for name in held if not found.has(name)}
@@ -249,7 +249,7 @@ def variant_id(variant: Variant) -> str:
 
 def group_id(first: Variant, is_apart: Callable[[Setting], bool]) -> str:
     """`strategy-count[-key-value…]` of the variants that share processes; of a program the variant's own."""
-    if not first.kind.shares_processes:
+    if first.kind.runs_program:
         return first.id
     return _name(first, (), {key: value for key, value in first.varied.items() if is_apart(SETTINGS[key])})
 

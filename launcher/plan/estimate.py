@@ -32,7 +32,7 @@ def more_launches(has_budget: bool) -> str:
 def unused_budget(spec: JobSpec, budget_s: float | None) -> Iterator[str]:
     """A note of a budget that the job states and that its plan doesn't have."""
     if "budget" in spec.stated and budget_s is None:
-        steps = "{rounds: 28}" if spec.kind.has_rounds else f"{{launches: {LAUNCHES_TO_COMPARE}}}"
+        steps = f"{{launches: {LAUNCHES_TO_COMPARE}}}" if spec.kind.runs_program else "{rounds: 28}"
         yield reason("unused-budget", setting=f"`steps: {steps}`")
 
 
@@ -53,7 +53,7 @@ def estimate_s(plan: Plan, spec: JobSpec) -> float:
     """
     if plan.budget_s is not None:
         return max(plan.budget_s, sum(_launch_s(plan, spec, x) for x in plan.launches if x.repetition == 0))
-    if not spec.kind.has_rounds:
+    if spec.kind.runs_program:
         return 0.0
     return sum(_launch_s(plan, spec, launch) for launch in plan.launches)
 
@@ -128,7 +128,7 @@ def _groups_that_count(plan: Plan) -> set[str]:
 
 def _shortest(plan: Plan, spec: JobSpec) -> float:
     """Share of a launch's time that it takes with a single round."""
-    if not spec.kind.has_rounds:
+    if spec.kind.runs_program:
         return 1.0
     later = [launch for launch in plan.launches if launch.repetition == 1]
     shortest = (_launch_s(plan, spec, replace(launch, rounds=1)) for launch in later)
@@ -140,7 +140,7 @@ def _repetition_s(plan: Plan, spec: JobSpec, earlier: Earlier | None) -> float:
     later = [launch for launch in plan.launches if launch.repetition == 1]
     if earlier is not None and earlier.launch_s is not None:
         return earlier.launch_s * len(later)
-    return sum(_launch_s(plan, spec, launch) for launch in later) if spec.kind.has_rounds else 0.0
+    return 0.0 if spec.kind.runs_program else sum(_launch_s(plan, spec, launch) for launch in later)
 
 
 def _launch_s(plan: Plan, spec: JobSpec, launch: Launch) -> float:

@@ -185,7 +185,7 @@ def _no_effect(draft: Draft) -> Iterator[Problem]:
 
 def _missing_batch(draft: Draft) -> Iterator[Problem]:
     """No batch, neither in the job nor as a built-in's own."""
-    is_stated = "global_batch" in draft.spec.stated or not draft.spec.kind.has_batch
+    is_stated = "global_batch" in draft.spec.stated or not draft.spec.kind.trains
     if is_stated or draft.values("global_batch") != (None,):
         return
     if not all(draft.knows((key,)) for key in KIND_KEYS):  # maybe a program, which needs none

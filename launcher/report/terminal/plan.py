@@ -153,7 +153,7 @@ def _header(plan: Plan, spec: JobSpec) -> str:
     workload = ", ".join(dict.fromkeys(variant.workload or plan.workload for variant in plan.variants))
     workload += f" ({value_text(spec.params)})" if spec.params else ""
     batches = dict.fromkeys(format_count(variant.global_batch or 0) for variant in plan.variants)
-    batch = f"global batch {', '.join(batches)}, " if spec.kind.has_batch else ""
+    batch = f"global batch {', '.join(batches)}, " if spec.kind.trains else ""
     precisions = dict.fromkeys(str(variant.precision) for variant in plan.variants)
     return f"{plan.name}: {workload}, {batch}{', '.join(precisions)}, on {_all_devices(plan)}"
 
@@ -169,7 +169,7 @@ def _size(plan: Plan, spec: JobSpec) -> str:
         most = budget_text(plan.budget_s)
         return f"{variants}; launches repeat until every comparison is decided, for at most {most}"
     launches = plural(len(plan.launches), "launch")
-    if not spec.kind.has_rounds:
+    if spec.kind.runs_program:
         return f"{variants} in {launches}"
     is_long = plan.step_s >= LONG_STEP_S
     steps = f"with steps of {format_duration(plan.step_s)}" if is_long else "if steps are short"
@@ -227,7 +227,7 @@ def _variant_lines(plan: Plan, width: int) -> list[str]:
 def _variant_row(plan: Plan, variant: Variant) -> tuple[str, ...]:
     return (
         variant.id,
-        split_label(variant) or (str(variant.global_batch or "-") if variant.kind.has_batch else "-"),
+        split_label(variant) or (str(variant.global_batch or "-") if variant.kind.trains else "-"),
         devices_text(variant.devices),
         _rounds_text(plan, variant),
         "baseline" if variant.id == plan.baseline else "",
