@@ -35,19 +35,15 @@ class Strategy:
     has_split: bool = True
     """Whether the batch is split over devices, by sizes that the job chooses."""
     has_buckets: bool = False
-    """Whether gradients are averaged between processes in buckets."""
+    """Whether gradients are averaged between processes in DDP's buckets, which always take memory."""
     collectives: tuple[str, ...] = ()
     """The collectives of its processes in every step, in NCCL's words."""
-    keeps_gradients: bool = False
-    """Whether gradients have memory of their own all the time, as in DDP's buckets."""
     shards_optimizer: bool = False
     """Whether each process updates only a part of the parameters, and has the optimizer's state of that."""
     shards_parameters: bool = False
     """Whether each process has a part of the parameters only, so that all are needed in every step."""
     has_shard_groups: bool = False
     """Whether parameters are divided within groups of processes, each of which has them all."""
-    max_batch_refusal: str = ""
-    """Why one device alone can't show the largest batch; empty where it can."""
     transfer_advice: str = ""
     """The case of the advice to shorten exposed communication; empty: as for any data parallel training."""
     compile_refusal: str = ""
@@ -112,8 +108,6 @@ Source: NVIDIA's nccl, src/graph/tuning.cc, `ncclTopoTuneModel`.
 NCCL_ANY_PROTOCOL = ("ring", "tree")
 """Algorithms of NCCL's that have all its protocols; the others have `simple` only. Source: as above."""
 
-_IN_PARTS = "devices are tried one at a time, and a single one would have to hold the whole training state"
-
 _FSDP = Strategy(
     "fsdp",
     "parameters, gradients and optimizer state are divided among processes, one per device (FSDP2)",
@@ -123,7 +117,6 @@ _FSDP = Strategy(
     collectives=_GATHERS,
     shards_optimizer=True,
     shards_parameters=True,
-    max_batch_refusal=_IN_PARTS,
     loop="FSDP2",
     transfer_advice="transfer-sharded",
     compile_refusal="gpurun compiles the whole model, but FSDP2 needs its blocks compiled one by one",
@@ -159,7 +152,6 @@ _ALL = (
         process_per_device=True,
         has_buckets=True,
         collectives=_AVERAGES,
-        keeps_gradients=True,
     ),
     Strategy(
         "zero1",
@@ -169,9 +161,7 @@ _ALL = (
         process_per_device=True,
         has_buckets=True,
         collectives=_AVERAGES,
-        keeps_gradients=True,
         shards_optimizer=True,
-        max_batch_refusal=_IN_PARTS,
         loop="DistributedDataParallel and ZeroRedundancyOptimizer",
         transfer_advice="transfer-zero",
     ),

@@ -309,7 +309,7 @@ class MaxBatchSearch:
             num_devices=self.place.num_devices,
             accumulate=_accumulate(self.spec),
             keeps_gradients=not self.together
-            and any(strategy.keeps_gradients for strategy in _strategies(self.spec)),
+            and any(strategy.has_buckets for strategy in _strategies(self.spec)),
             gradients_are_views=all(views),
             seed=self.spec.seed,
             threads=share_of_cores(num_here, self.machine),

@@ -203,10 +203,10 @@ def _missing_batch(draft: Draft) -> Iterator[Problem]:
 
 def _max_of_shards(draft: Draft) -> Iterator[Problem]:
     """The largest batch is looked for on one device at a time."""
+    why = "devices are tried one at a time, and a single one would have to hold the whole training state"
     for path, name in draft.placed("strategy"):
-        reason = strategy_named(name).max_batch_refusal
-        if reason and "max" in (draft.values("global_batch") or ()):
-            message = f"`global_batch: max` doesn't work with `{name}`: {reason}"
+        if strategy_named(name).shards_optimizer and "max" in (draft.values("global_batch") or ()):
+            message = f"`global_batch: max` doesn't work with `{name}`: {why}"
             yield draft.spec.problem(path, message, "give a number, or leave out this strategy")
 
 
