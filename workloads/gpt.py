@@ -6,7 +6,6 @@ Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learner
 """
 
 import sysconfig
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -67,7 +66,8 @@ def read_corpus(paths: list[Path], place: str, directory: Path) -> Corpus:
         ValueError: no file has text.
     """
     content, skipped, num_files = bytearray(), list[str](), 0
-    for path, outcome in read_files(paths):
+    for path in (path for path in paths if not path.is_dir()):
+        outcome = why_no_file(path) or read_text(path)
         num_files += 1
         if isinstance(outcome, str):
             skipped.append(f"{name_in(directory, path)} ({outcome})")
@@ -78,16 +78,8 @@ def read_corpus(paths: list[Path], place: str, directory: Path) -> Corpus:
     if not content:
         reason = f"its files are not text: {listed(skipped)}" if skipped else "it has no files"
         raise ValueError(f"there is no text in {place}: {reason}")
-    text = torch.frombuffer(content[:MAX_BYTES], dtype=torch.uint8)
-    return Corpus(text, skipped_notes(skipped, num_files, place))
-
-
-def read_files(paths: list[Path]) -> Iterator[tuple[Path, bytes | str]]:
-    """Each file with its content, or with the reason why it is no text; directories have none."""
-    for path in paths:
-        if path.is_dir():
-            continue
-        yield path, why_no_file(path) or read_text(path)
+    note = f"skipped {len(skipped)} of {num_files} files in {place}, not text: {listed(skipped)}"
+    return Corpus(torch.frombuffer(content[:MAX_BYTES], dtype=torch.uint8), (note,) if skipped else ())
 
 
 def read_text(path: Path) -> bytes | str:
@@ -97,13 +89,6 @@ def read_text(path: Path) -> bytes | str:
     except OSError as error:
         return error.strerror or type(error).__name__
     return "binary" if b"\0" in content else content or "empty"
-
-
-def skipped_notes(skipped: list[str], num_files: int, place: str) -> tuple[str, ...]:
-    """The notes about files that were left out."""
-    if not skipped:
-        return ()
-    return (f"skipped {len(skipped)} of {num_files} files in {place}, not text: {listed(skipped)}",)
 
 
 def random_windows(size: int, length: int, generator: torch.Generator, text: torch.Tensor) -> torch.Tensor:

@@ -110,29 +110,12 @@ def shape_of(preset: str, **own: int | None) -> GptShape:
     """The preset's shape, with the numbers that take the place of its own.
 
     Raises:
-        ValueError: there is no such preset, or no model can have this shape.
+        ValueError: there is no such preset, a number is too small, or the heads don't share the width evenly.
     """
+    if preset not in PRESETS:
+        raise ValueError(f"preset must be one of {', '.join(PRESETS)}, but it is {preset}")
     stated: dict[str, Any] = {name: number for name, number in own.items() if number is not None}
-    return checked(replace(preset_of(preset), **stated))
-
-
-def preset_of(name: str) -> GptShape:
-    """The preset of that name.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if name not in PRESETS:
-        raise ValueError(f"preset must be one of {', '.join(PRESETS)}, but it is {name}")
-    return PRESETS[name]
-
-
-def checked(shape: GptShape) -> GptShape:
-    """The shape, if a model can have it.
-
-    Raises:
-        ValueError: a number is too small, or the heads don't share the width evenly.
-    """
+    shape = replace(PRESETS[preset], **stated)
     for name, least in (("layers", 1), ("width", 1), ("heads", 1), ("context", 1), ("vocabulary", BYTES)):
         if getattr(shape, name) < least:
             raise ValueError(f"{name} must be at least {least}, but it is {getattr(shape, name)}")
