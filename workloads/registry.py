@@ -22,8 +22,8 @@ class Builtin:
     """The part of the hardware that its time goes into."""
     function: str = "build"
     kind: Kind = "training"
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of a job that it gives a value where the job doesn't: the published batch of a classic."""
+    global_batch: int | None = None
+    """The batch where the job gives none: a classic's, as published."""
     strategies: tuple[str, ...] = ()
     """Strategies that a micro-benchmark can run as, the first by default; empty: any."""
     min_devices: int = 1
@@ -40,22 +40,13 @@ class Builtin:
 
 def _classic(name: str, batch: int, bound_by: str, summary: str) -> Builtin:
     """A network of Shi et al. 2016 with the batch that they published."""
-    return Builtin("gpurun.workloads.classics", summary, bound_by, name, defaults={"global_batch": batch})
+    return Builtin("gpurun.workloads.classics", summary, bound_by, name, global_batch=batch)
 
 
 def _probe(name: str, strategies: tuple[str, ...], bound_by: str, summary: str, **more: Any) -> Builtin:
     """A micro-benchmark: it has no batch, and its devices are used by one of these strategies."""
-    defaults = {"strategy": strategies[0]}
-    return Builtin(
-        "gpurun.workloads.micro_benchmarks",
-        summary,
-        bound_by,
-        name,
-        "micro-benchmark",
-        defaults,
-        strategies=strategies,
-        **more,
-    )
+    module = "gpurun.workloads.micro_benchmarks"
+    return Builtin(module, summary, bound_by, name, "micro-benchmark", strategies=strategies, **more)
 
 
 _DENSE, _CONVOLUTIONS = "large matrix products, and reading their weights", "convolutions"

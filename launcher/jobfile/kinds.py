@@ -115,12 +115,11 @@ def builtin_named(name: str | None) -> Builtin | None:
 def default_batch(name: str | None) -> int | None:
     """The global batch that a workload has where the job gives none; most have none."""
     builtin = builtin_named(name)
-    batch: int | None = builtin.defaults.get("global_batch") if builtin else None
+    batch = builtin.global_batch if builtin else None
     return batch if workload_kind(name).trains else 1
 
 
 def default_strategy(name: str) -> str | None:
     """The strategy of a micro-benchmark where the job names none."""
     builtin = builtin_named(name)
-    strategy: str | None = builtin.defaults.get("strategy") if builtin else None
-    return strategy
+    return builtin.strategies[0] if builtin and builtin.strategies else None
