@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.params import (
     Param,
     Signature,
+    TopLevelNames,
     names_of,
     needs,
     own_nodes,
@@ -178,39 +179,29 @@ def _not_python(spec: JobSpec, key: str, path: Path, name: str) -> Iterator[Prob
     except OSError as error:
         yield spec.problem((key,), f"{shorten(name)} can't be read: {error.strerror}")
         return
-    if not (fault := syntax_fault(source)) or holds_main(path):
+    if not (fault := _syntax_error(source)) or holds_main(path):
         return
     first = source.partition(b"\n")[0].decode("utf-8", "replace")
     if first.startswith("#!") and "python" not in first:
         message = f"{shorten(name)} is no Python program: it begins with `{shorten(first)}`"
         yield spec.problem((key,), message, "name the Python program that it starts")
         return
-    place = ":".join(map(str, (name[:200], *fault.place)))
-    yield spec.problem((key,), f"{place}: invalid Python: {fault.what}", fault.line)
-
-
-@dataclass(frozen=True)
-class SyntaxFault:
-    """The first mistake of a file in Python."""
-
-    what: str
-    place: tuple[int, ...] = ()
-    """Line and column, from 1, as far as they are known."""
+    what, place = str(fault) or type(fault).__name__, [name[:200]]
     line: str | None = None
-    """The line's text, of which a long one is cut."""
+    if isinstance(fault, SyntaxError):
+        what, line = fault.msg, shorten((fault.text or "").strip()) or None
+        place += [str(number) for number in (fault.lineno, fault.offset) if number]
+    yield spec.problem((key,), f"{':'.join(place)}: invalid Python: {what}", line)
 
 
-def syntax_fault(source: bytes) -> SyntaxFault | None:
-    """The first mistake; `None` where there is none. Compiles, runs nothing."""
+def _syntax_error(source: bytes) -> Exception | None:
+    """The error of the first mistake in a program; `None` where there is none. Compiles, runs nothing."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such as of invalid escapes: the run will show them
             compile(source, "<program>", "exec", dont_inherit=True)
-    except SyntaxError as error:
-        place = tuple(number for number in (error.lineno, error.offset) if number)
-        return SyntaxFault(error.msg, place, shorten((error.text or "").strip()) or None)
-    except (ValueError, RecursionError, MemoryError) as error:  # null bytes; nesting without end
-        return SyntaxFault(str(error) or type(error).__name__)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # null bytes; endless nesting
+        return error
     return None
 
 
@@ -261,8 +252,9 @@ def function_mistakes(spec: JobSpec, job_dir: Path, place: KeyPath) -> Iterator[
         if not source.endswith(".py"):
             yield from _missing_module(spec, job_dir, source.partition(".")[0], place)
         module = _module_of(source, job_dir)
-        yield from _missing_function(spec, module, function, place)
-        yield from _iterable_dataset(spec, module, function, place)
+        if module is not None and (names := names_of(module)).is_complete:
+            yield from _missing_function(spec, module, names, function, place)
+            yield from _iterable_dataset(spec, module, names, function, place)
 
 
 def params_taken(workload: str | None, job_dir: Path) -> Sequence[str]:
@@ -357,11 +349,8 @@ def _missing_module(spec: JobSpec, job_dir: Path, package: str, place: KeyPath) 
 
 
 def _missing_function(
-    spec: JobSpec, module: ast.Module | None, function: str, place: KeyPath
+    spec: JobSpec, module: ast.Module, names: TopLevelNames, function: str, place: KeyPath
 ) -> Iterator[Problem]:
-    names = names_of(module) if module else None
-    if module is None or names is None or not names.is_complete:
-        return
     file = str(spec.workload).rpartition(":")[0]
     listed = ", ".join(names.functions[:8])
     hint = did_you_mean(function, names.functions) or (f"its functions are {listed}" if listed else None)
@@ -399,15 +388,12 @@ def _line_of_value(module: ast.Module, name: str) -> int | None:
 
 
 def _iterable_dataset(
-    spec: JobSpec, module: ast.Module | None, function: str, place: KeyPath
+    spec: JobSpec, module: ast.Module, names: TopLevelNames, function: str, place: KeyPath
 ) -> Iterator[Problem]:
     """A workload whose one `return` gives it an iterable dataset of a class in the same file.
 
     Whatever the source doesn't show, the worker finds when it builds the workload.
     """
-    names = names_of(module) if module else None
-    if module is None or names is None or not names.is_complete:
-        return
     streams = {node.name for node in module.body if isinstance(node, ast.ClassDef) and _is_stream(node)}
     builds = [node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == function]
     returned = [given for build in builds for given in returned_by(build) if not build.decorator_list]
