@@ -113,7 +113,7 @@ def check_source(source: Source, job_dir: Path, *, runs_here: bool = False) -> J
     spec, mistakes = read_spec(source)
     has_unknown = any(isinstance(mistake, UnknownKey) for mistake in mistakes)
     params = params_taken(spec.workload, job_dir) if has_unknown else ()
-    found, more = explain(mistakes, source, MAX_PROBLEMS, params)
+    found, more = explain(mistakes, source, params)
     draft = draft_of(spec, mistakes)
     conflicts = [] if more else find_conflicts(draft, job_dir)
     missing = find_missing_files(draft, job_dir) if runs_here and not more else ()
@@ -174,10 +174,8 @@ def in_order(problems: Sequence[Problem], file: str, more: int = 0) -> list[Prob
     return [*ordered[:MAX_PROBLEMS], *rest]
 
 
-def explain(
-    mistakes: Sequence[Mistake], source: Source, most: int, params: Sequence[str] = ()
-) -> tuple[list[Problem], int]:
-    """Messages for the mistakes, for `most` of them at most, and how many more there are.
+def explain(mistakes: Sequence[Mistake], source: Source, params: Sequence[str]) -> tuple[list[Problem], int]:
+    """Messages for the mistakes, for `MAX_PROBLEMS` of them at most, and how many more there are.
 
     Those that `source` has reported already are left out. Explaining takes a while (near misses are looked
     for), so that a file of thousands of wrong keys must not be explained in full.
@@ -187,11 +185,11 @@ def explain(
     """
     unreported = [mistake for mistake in mistakes if isinstance(mistake, UnknownKey) or mistake.message]
     listed: set[KeyPath] = set()
-    found = [_explain(mistake, source, listed, params) for mistake in unreported[:most]]
-    return found, max(0, len(unreported) - most)
+    found = [_explain(mistake, source, listed, params) for mistake in unreported[:MAX_PROBLEMS]]
+    return found, max(0, len(unreported) - MAX_PROBLEMS)
 
 
-def _explain(mistake: Mistake, source: Source, listed: set[KeyPath], params: Sequence[str] = ()) -> Problem:
+def _explain(mistake: Mistake, source: Source, listed: set[KeyPath], params: Sequence[str]) -> Problem:
     """A message for the mistake.
 
     Args:

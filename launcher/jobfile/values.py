@@ -406,7 +406,7 @@ def parse_checkpointing(value: Any) -> int | str:
 
 def parse_global_batch(value: Any) -> int | str:
     """A number of samples, or `max`."""
-    return str(value) if value == "max" else _samples(value)
+    return str(value) if value == "max" else int(COUNT.parse(value))
 
 
 def parse_one_global_batch(value: Any) -> int:
@@ -415,12 +415,7 @@ def parse_one_global_batch(value: Any) -> int:
         raise InvalidValue(
             "`max` can't be compared with other batches", "set `global_batch: max` at the top instead"
         )
-    return _samples(value)
-
-
-def _samples(value: Any) -> int:
-    samples: int = COUNT.parse(value)
-    return samples
+    return int(COUNT.parse(value))
 
 
 _OF_NCCL = {
