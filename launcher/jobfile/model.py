@@ -332,6 +332,10 @@ class JobSpec(Settings, Section):
         """How long ranks may take to end: only a program has something to save."""
         return self.grace_s or (30.0 if self.kind.runs_program else 5.0)
 
+    def place_of(self, key: str) -> tuple[str, ...]:
+        """The place at which the job states a key."""
+        return ("compare", key) if getattr(self.compare, key, None) else (key,)
+
     @property
     def secrets(self) -> dict[str, str]:
         """The values of the secrets that the job's file states, by their masks; they are nowhere else."""

@@ -101,7 +101,7 @@ def _too_few_here(spec: JobSpec, num_devices: int) -> tuple[Problem | None, int]
     if counts and min(counts) > num_devices:
         have = plural(num_devices, "device")
         message = f"the job needs {min(counts)} devices, but `devices: {spec.devices}` finds {have} here"
-        return spec.problem(_place_of(spec, "device_count"), message), max(counts)
+        return spec.problem(spec.place_of("device_count"), message), max(counts)
     builtin = builtin_named(spec.workload)
     if builtin and num_devices < builtin.min_devices:
         message = f"{builtin.why_devices}, but `devices: {spec.devices}` finds only one here"
@@ -113,11 +113,6 @@ def _counts(spec: JobSpec) -> tuple[int, ...]:
     """The numbers of devices that a job states; one that can't be relied on is `None`."""
     stated = spec.compare.device_count or (spec.device_count,)
     return tuple(count for count in stated if count is not None)
-
-
-def _place_of(spec: JobSpec, key: str) -> tuple[str, ...]:
-    """The place at which the job states a key."""
-    return ("compare", key) if getattr(spec.compare, key, None) else (key,)
 
 
 @dataclass(frozen=True)
@@ -733,9 +728,9 @@ def _no_combination(spec: JobSpec, refused: Sequence[_Refusal]) -> Problem:
     if more := len(refused) - len(shown):
         shown.append(f"and {plural(more, 'more reason')}")
     keys = {refusal.key for refusal in refused}
-    place = ("compare",) if len(keys) > 1 else _place_of(spec, *keys)
+    place = ("compare",) if len(keys) > 1 else spec.place_of(*keys)
     if spec.problem(place, "") == spec.problem((), ""):
-        place = _place_of(spec, "strategy")
+        place = spec.place_of("strategy")
     text = f" {shown[0]}" if len(shown) == 1 else "".join(f"\n    {reason}" for reason in shown)
     key = next(iter(keys)) if len(keys) == 1 else ""
     hint = f"use ddp, or remove `{key}`" if key in ("compile", "checkpointing") else None

@@ -336,9 +336,8 @@ def _wrong_for_micro_benchmarks(draft: Draft, builtin: Builtin, place: KeyPath) 
     foreign |= {key: f"{name} has no `{key}`: {reason}" for key, reason in builtin.without.items()}
     for key, message in foreign.items():
         is_default = getattr(spec, key) == getattr(JobSpec, key)
-        is_varied = bool(getattr(spec.compare, key))
-        if (not is_default or is_varied) and draft.knows((key,)):
-            path = ("compare", key) if is_varied else (key,)
+        path = spec.place_of(key)
+        if (not is_default or path != (key,)) and draft.knows((key,)):
             yield spec.key_problem(path, message, f"remove `{'.'.join(path)}`")
 
 

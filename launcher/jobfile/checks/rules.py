@@ -28,7 +28,6 @@ from gpurun.launcher.jobfile.values import (
     nodes_named,
 )
 from gpurun.launcher.jobfile.yaml.tree import REMOVE_ONE
-from gpurun.launcher.jobfile.yaml.tree import Path as KeyPath
 from gpurun.launcher.machine.accelerators import Accelerator, accelerator_of, precision_problem
 from gpurun.launcher.splits import is_same_split, parts_of
 from gpurun.launcher.strategies import strategy_named
@@ -86,7 +85,8 @@ def _too_many(draft: Draft, num_devices: int) -> Iterator[Problem]:
     if counts is None or None in counts or min(counts) <= num_devices:
         return
     message = f"the job needs {min(counts)} devices, but `devices` has only {num_devices}"
-    yield draft.spec.problem(_place(draft, "device_count"), message, "add devices, or lower `device_count`")
+    hint = "add devices, or lower `device_count`"
+    yield draft.spec.problem(draft.spec.place_of("device_count"), message, hint)
 
 
 def _foreign_precision(draft: Draft, kind: Accelerator) -> Iterator[Problem]:
@@ -95,7 +95,7 @@ def _foreign_precision(draft: Draft, kind: Accelerator) -> Iterator[Problem]:
     message = precision_problem(precisions.pop(), kind) if len(precisions) == 1 else None
     if message is not None:
         hint = f"use fp32 on {kind.title} devices"
-        yield draft.spec.problem(_place(draft, "precision"), message, hint)
+        yield draft.spec.problem(draft.spec.place_of("precision"), message, hint)
 
 
 def _foreign_splits(draft: Draft, num_devices: int) -> Iterator[Problem]:
@@ -138,10 +138,6 @@ def _per_device_params(workload: str | None) -> Iterator[str]:
         return
     signature = signature_of_builtin(workload)
     yield from (param.name for param in signature.params if param.is_per_device) if signature else ()
-
-
-def _place(draft: Draft, key: str) -> KeyPath:
-    return ("compare", key) if getattr(draft.spec.compare, key) else (key,)
 
 
 _HINTS = {
