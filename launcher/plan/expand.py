@@ -4,9 +4,9 @@ Each refusal names the key to change and the reason.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from gpurun.launcher.errors import MachineError, Problem, SpecError
@@ -492,8 +492,16 @@ def judge(
         judged.problems += find_misfits(draft, judged.devices)
     unknown = draft.without(judged.problems).unknown.union((name,) for name in wished.unknown)
     unknown |= _following(draft.spec, unknown)
-    wanted = partial(combinations, draft.spec, with_own=with_own, unknown=unknown, sets=sets)
-    _judge_all(judged, draft.spec, machine, nodes, wanted)
+    share = cores_per_device(judged.devices, machine, nodes)
+    num_local = sum(node_of_device(device) == 0 for device in judged.devices)
+    for wanted in combinations(draft.spec, len(judged.devices), num_local, with_own, unknown, sets):
+        case = _JudgedCombination(wanted, judged.devices, nodes or (machine,), draft.spec.min_local_batch)
+        if refused := tuple(refusals(case)):
+            judged.refused.append((wanted, refused))
+        elif wanted.unknown & JUDGED_KEYS:
+            judged.is_open = True
+        else:
+            judged.built.append((wanted, _variant(case, share)))
     if not (judged.built or judged.is_open):
         judged.problems += _nothing_left(draft.spec, judged.refused)
     return judged
@@ -523,26 +531,6 @@ def _following(spec: JobSpec, unknown: frozenset[Path]) -> set[Path]:
 
 def file_of(spec: JobSpec) -> str:
     return spec.source.file if spec.source else ""
-
-
-def _judge_all(
-    judged: Judged,
-    spec: JobSpec,
-    machine: MachineLike,
-    nodes: Sequence[Node],
-    wanted_of: Callable[[int, int], Iterable[Combination]],
-) -> None:
-    devices, machines = judged.devices, nodes or (machine,)
-    share = cores_per_device(devices, machine, nodes)
-    num_local = sum(node_of_device(device) == 0 for device in devices)
-    for wanted in wanted_of(len(devices), num_local):
-        case = _JudgedCombination(wanted, devices, machines, spec.min_local_batch)
-        if refused := tuple(refusals(case)):
-            judged.refused.append((wanted, refused))
-        elif wanted.unknown & JUDGED_KEYS:
-            judged.is_open = True
-        else:
-            judged.built.append((wanted, _variant(case, share)))
 
 
 def _left_out(refused: Refused) -> tuple[SkippedCombination, ...]:
@@ -594,7 +582,7 @@ def _varied(wanted: Combination) -> dict[str, Any]:
     }
 
 
-def _merge(built: list[tuple[Combination, Variant]]) -> list[VariantOrigins]:
+def _merge(built: Built) -> list[VariantOrigins]:
     """Combinations that come to the same work make one candidate, in the order of the first ones."""
     merged: dict[str, VariantOrigins] = {}
     for wanted, variant in built:
@@ -661,7 +649,7 @@ def _repeat_notes(spec: JobSpec) -> list[str]:
     return list(notes)
 
 
-def _merge_notes(built: list[tuple[Combination, Variant]], candidates: list[VariantOrigins]) -> list[str]:
+def _merge_notes(built: Built, candidates: list[VariantOrigins]) -> list[str]:
     """Splits that are called differently and come to the same samples."""
     kept = {work_of(candidate.variant): candidate.variant for candidate in candidates}
     notes: dict[str, None] = {}
@@ -673,7 +661,7 @@ def _merge_notes(built: list[tuple[Combination, Variant]], candidates: list[Vari
     return list(notes)
 
 
-def _unused(spec: JobSpec, built: list[tuple[Combination, Variant]]) -> list[str]:
+def _unused(spec: JobSpec, built: Built) -> list[str]:
     """Values that the job gives a setting that none of its strategies has, or that need another one."""
     names, defaults = " and ".join(dict.fromkeys(variant.strategy for _, variant in built)), Settings()
     notes = (
@@ -701,7 +689,7 @@ def _overridden(spec: JobSpec) -> list[str]:
     ]
 
 
-def _why_unused(key: str, names: str, built: list[tuple[Combination, Variant]]) -> str:
+def _why_unused(key: str, names: str, built: Built) -> str:
     setting = SETTINGS[key]
     is_held = any(key in settings_for(wanted.kind, wanted.strategy) for wanted, _ in built)
     return f"`{key}` needs {setting.needs}" if is_held else f"{names} has no `{key}`"

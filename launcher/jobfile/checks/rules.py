@@ -140,12 +140,6 @@ def _per_device_params(workload: str | None) -> Iterator[str]:
     yield from (param.name for param in signature.params if param.is_per_device) if signature else ()
 
 
-_HINTS = {
-    "workload": "add `workload: gpt` (built in), `workload: train.py:build` (a function of yours) or "
-    "`script: train.py` (a program)",
-}
-
-
 def find_conflicts(draft: Draft, job_dir: Path) -> list[Problem]:
     """Mistakes between values that are right by themselves; what the draft doesn't know is left alone."""
     knows_devices = draft.knows(("devices",)) and draft.knows(("nodes",))
@@ -278,7 +272,9 @@ def find_kind_mistakes(draft: Draft) -> Iterator[Problem]:
     stated = [key for key in KIND_KEYS if getattr(spec, key) is not None]
     if not stated:
         if all(draft.knows((key,)) and key not in spec.stated for key in KIND_KEYS):
-            yield spec.problem(("workload",), "missing key `workload`", _HINTS["workload"])
+            hint = "add `workload: gpt` (built in), `workload: train.py:build` (a function of yours) or "
+            hint += "`script: train.py` (a program)"
+            yield spec.problem(("workload",), "missing key `workload`", hint)
     elif len(stated) > 1:
         message = f"`{stated[1]}` and `{stated[0]}` are mutually exclusive: a job runs only one of them"
         yield spec.key_problem((stated[1],), message, REMOVE_ONE)
