@@ -384,13 +384,14 @@ def _program_processes(
     Of parts of GPUs each sees its own, as the first GPU: CUDA shows a process one part only.
     """
     found = places([node_of_device(device) for device in variant.devices])
+    first = machines[0] if isinstance(machines[0], Node) else None  # a lone rank knows its interface itself
     shared = {
         place.node: {
             **_ELASTIC_ENV,
-            **_interface_env(machines[place.node]),
+            **(interface_env(machines[place.node]) if first else {}),
             **variant.env,
             **_node_env(variant, place, machines[place.node]),
-            **_shared_env(place, found[-1].node + 1, _store_address(machines[0])),
+            **_shared_env(place, found[-1].node + 1, first.address if first else LOOPBACK),
             "TORCHELASTIC_MAX_RESTARTS": str(spec.restarts),
         }
         for place in found
@@ -420,16 +421,6 @@ _ELASTIC_ENV = {
 """Variables of ranks that options of `torchrun`, or a job, change."""
 
 
-def _store_address(first: MachineLike) -> str:
-    """The address at which a program's ranks find each other: on the first node, if there are others."""
-    return first.address if isinstance(first, Node) else LOOPBACK
-
-
-def _interface_env(machine: MachineLike) -> Mapping[str, str]:
-    """Which way a node reaches the others; on a lone one the rank itself knows."""
-    return interface_env(machine) if isinstance(machine, Node) else {}
-
-
 def _node_env(variant: Variant, place: RankPlace, machine: MachineLike) -> Mapping[str, str]:
     """The variables that depend on the node: its GPUs and its cores."""
     own = devices_of_node(place.node, variant.devices)
@@ -449,7 +440,10 @@ def _part_env(device: str, variant: Variant, machines: Sequence[MachineLike]) ->
 
 
 def _shared_env(place: RankPlace, num_nodes: int, address: str) -> Mapping[str, str]:
-    """Variables that `torchrun` gives every rank of one node. MASTER_PORT is known once the store has one."""
+    """Variables that `torchrun` gives every rank of one node. MASTER_PORT is known once the store has one.
+
+    `address`: the store's, on the first node.
+    """
     return {
         "WORLD_SIZE": str(place.world_size),
         "LOCAL_WORLD_SIZE": str(place.local_world_size),
