@@ -5,7 +5,6 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -41,11 +40,11 @@ class ProbeRounds:
     site: Site
     journal: Journal
     peers: Peers
-    now_ns: Callable[[], int] = time.perf_counter_ns
-    noise: NoiseMeter | None = None
-    """Measures whether other processes had the cores meanwhile; `None`: isn't measured."""
-    load: LoadMeter | None = None
+    noise: NoiseMeter
+    """Measures whether other processes had the cores meanwhile."""
+    load: LoadMeter
     """Measures whether clocks were throttled."""
+    now_ns: Callable[[], int] = time.perf_counter_ns
 
     @property
     def config(self) -> LaunchConfig:
@@ -60,20 +59,15 @@ class ProbeRounds:
         self.journal.add_facts(variant.id, warnings=found.notes)
         self.journal.enter("warmup", variant.id)
         repetitions = [self.calibrate(case) for case in found.cases]
-        noise, start_ns = self.noise, time.perf_counter_ns()
-        for meter in (noise, self.load):
-            if meter:
-                meter.clear()
+        start_ns = time.perf_counter_ns()
+        self.noise.clear()
+        self.load.clear()
         for round_ in range(1, self.config.rounds + 1):
             self.journal.enter("round", variant.id, round_)
-            counting = [meter.counting() for meter in (noise, self.load) if meter]
-            with ExitStack() as stack:
-                for each in counting:
-                    stack.enter_context(each)
+            with self.noise.counting(), self.load.counting():
                 self.run_round(variant.id, round_, found.cases, repetitions)
-        if noise:
-            affected = self.interference(noise.per_step(1), time.perf_counter_ns() - start_ns)
-            self.journal.add_facts(variant.id, warnings=(*found.notes, *affected))
+        affected = self.interference(self.noise.per_step(1), time.perf_counter_ns() - start_ns)
+        self.journal.add_facts(variant.id, warnings=(*found.notes, *affected))
 
     def interference(self, noise: BlockNoise, lasted_ns: int) -> Iterator[str]:
         """Why these times include other programs' load, by rank; all ranks must call it."""
@@ -81,8 +75,7 @@ class ProbeRounds:
         for rank, percent in enumerate(self.peers.gather(100 * waited.most)):
             if percent > QUEUE_PERCENT and accelerator_of(self.site.device.type).is_host:  # a GPU goes on
                 yield f"rank {rank} waited for a free core in {queued_text(percent)} of the time: {BUSY}"
-        loads = self.load.loads() if self.load else ()
-        for name, gpu in zip(self.site.names, loads, strict=False):
+        for name, gpu in zip(self.site.names, self.load.loads(), strict=False):
             said = f"the clock of {name} was throttled: {gpu.throttled}" if gpu.throttled else ""
             yield from filter(None, self.peers.gather(said))
 
@@ -111,8 +104,8 @@ class ProbeRounds:
         shuffled = list(range(len(cases)))
         random.Random(f"{self.config.draw}/{self.config.launch}/{round_}").shuffle(shuffled)
         times_ns = [self.time_ns(cases[i], repetitions[i]) for i in shuffled]
-        if self.load and shuffled:
-            self.sample(self.load, cases[shuffled[-1]], repetitions[shuffled[-1]])
+        if shuffled:
+            self.sample(cases[shuffled[-1]], repetitions[shuffled[-1]])
         slowest_ns = self.peers.maximum(times_ns) if times_ns else []
         if self.journal.rank == 0:
             pairs = zip(shuffled, slowest_ns, strict=True)
@@ -134,12 +127,12 @@ class ProbeRounds:
             self.synchronize()
             return (self.now_ns() - start_ns) / repetitions
 
-    def sample(self, load: LoadMeter, case: BenchmarkCase, repetitions: int) -> None:
+    def sample(self, case: BenchmarkCase, repetitions: int) -> None:
         """Samples the GPUs' drivers while they work: in a block that isn't timed, as asking takes time."""
-        if load.gpus:
+        if self.load.gpus:
             for _ in range(repetitions):
                 case.run()
-            load.sample()
+            self.load.sample()
             self.synchronize()
 
     def synchronize(self) -> None:

@@ -114,7 +114,7 @@ def measure(journal: Journal, peers: Peers) -> None:
         probe = build(config)
         assert isinstance(probe, Probe)
         site = site_of(config, journal.rank)
-        ProbeRounds(probe, site, journal, peers, noise=NoiseMeter(), load=load_meter(site.devices)).run()
+        ProbeRounds(probe, site, journal, peers, NoiseMeter(), load_meter(site.devices)).run()
     elif config.takes_turns:
         measure_in_turns(config.parts, journal, peers)
     else:

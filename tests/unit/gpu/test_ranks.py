@@ -1033,7 +1033,7 @@ def test_a_micro_benchmark_says_whose_clock_was_throttled(
     journal = Journal(config, 0)
     times = itertools.count(0, 10_000_000)
     quiet = NoiseMeter(dict, lambda: 0, lambda: False)
-    ProbeRounds(probe, site_of(config, 0), journal, Texts(), lambda: next(times), quiet, load).run()
+    ProbeRounds(probe, site_of(config, 0), journal, Texts(), quiet, load, lambda: next(times)).run()
     wording(journal.facts["a"].warnings)
     assert said[-3:] == ["ran", "ran", "asked"]  # after the timed block, while an untimed one runs
 

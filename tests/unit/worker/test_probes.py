@@ -31,6 +31,7 @@ from gpurun.launcher.units import size_text
 from gpurun.launcher.worker.base.journal import Journal
 from gpurun.launcher.worker.base.process_group import Peers
 from gpurun.launcher.worker.meters.cpu_time import BlockNoise, NoiseMeter
+from gpurun.launcher.worker.meters.gpu_load import LoadMeter
 from gpurun.launcher.worker.micro_benchmark import ProbeRounds
 from gpurun.workloads import micro_benchmarks
 from gpurun.workloads.micro_benchmarks import (
@@ -53,6 +54,7 @@ from tests.wording import Wording
 
 T = TypeVar("T")
 CPU = Site((torch.device("cpu"),), ("cpu:0",), 1, torch.float32)
+LOAD = LoadMeter(CPU.device)
 
 
 def test_a_probe_needs_no_batch_and_gives_each_device_one_share() -> None:
@@ -104,8 +106,8 @@ class FakeWork:
 def test_every_round_runs_each_case_for_a_block(tmp_path: Path) -> None:
     config = launch_config(VariantConfig("v", (1,), 1), launch="01", run_dir=str(tmp_path), rounds=3)
     work = FakeWork()
-    journal = Journal(config, 0)
-    ProbeRounds(Probe("bytes", work.cases), CPU, journal, Peers(), lambda: work.now_ns).run()
+    journal, quiet = Journal(config, 0), NoiseMeter(dict, lambda: 0, lambda: False)
+    ProbeRounds(Probe("bytes", work.cases), CPU, journal, Peers(), quiet, LOAD, lambda: work.now_ns).run()
     run = RunDir(tmp_path)
     records = list(run.read_lines(run.points("v"), PointRecord))
     assert [record.round for record in records] == [1, 1, 2, 2, 3, 3]
@@ -207,7 +209,7 @@ def test_a_busy_machine_is_reported_next_to_the_curves(tmp_path: Path, wording: 
     work, journal = FakeWork(), Journal(config, 0)
     waited, others = itertools.count(0, 10**15), itertools.count(0, 10**15)
     meter = NoiseMeter(lambda: {"main": next(waited)}, lambda: next(others), lambda: False)
-    ProbeRounds(Probe("bytes", work.cases), CPU, journal, Peers(), lambda: work.now_ns, meter).run()
+    ProbeRounds(Probe("bytes", work.cases), CPU, journal, Peers(), meter, LOAD, lambda: work.now_ns).run()
     skipped, busy = journal.facts["v"].warnings
     assert skipped == "skipped: something"
     wording(busy, hide="(?<=core in ).*(?= % of)")
@@ -226,7 +228,7 @@ def test_what_the_other_rank_computes_is_no_other_load(
 ) -> None:
     ddp = {"strategy": "ddp", "backend": "gloo"}
     config = launch_config(VariantConfig("v", (1, 1), 2), run_dir=str(tmp_path), rounds=3, **ddp)
-    rounds = ProbeRounds(Probe("bytes", FakeWork().cases), CPU, Journal(config, 0), Two())
+    rounds = ProbeRounds(Probe("bytes", FakeWork().cases), CPU, Journal(config, 0), Two(), NoiseMeter(), LOAD)
     noise = BlockNoise(queue_ns=500, others_ns=others_ns, cpu_ns=250, children_ns=50)
     assert rounds.waiting(noise, 1000).most == pytest.approx(most)
 
