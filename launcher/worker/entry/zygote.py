@@ -417,9 +417,20 @@ def make_observable(directory: Path, rank: int) -> None:
 
 
 def make_collectives_observable(control: ControlDir, rank: int) -> None:
-    """Makes torch remember collectives and answer about them, once it has been imported."""
+    """Makes torch, once it has been imported, remember collectives and answer about them on a socket.
+
+    A thread in C++ answers, which needs no GIL. Without it, only stacks can be shown: an older torch has no
+    such server, some file systems no sockets.
+    """
     remember_collectives()
-    answer_about_collectives(control, rank)
+    try:
+        from torch._C._distributed_c10d import _WorkerServer
+    except ImportError:
+        return
+    control.remove(socket_name(rank))
+    # By way of /proc, since the path of a socket may have 107 bytes only.
+    with contextlib.suppress(RuntimeError), quiet_stderr():
+        _kept.append(_WorkerServer(f"/proc/self/fd/{control.fd}/{socket_name(rank)}"))
 
 
 def remember_collectives() -> None:
@@ -431,21 +442,6 @@ def remember_collectives() -> None:
     names = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
     if not any(name in os.environ for name in names):
         os.environ[names[sys.modules["torch"].__version__ < "2.9"]] = FLIGHT_RECORDER_ENTRIES
-
-
-def answer_about_collectives(control: ControlDir, rank: int) -> None:
-    """Lets torch answer on a socket, from a thread in C++ that needs no GIL.
-
-    Without it, only stacks can be shown: an older torch has no such server, some file systems no sockets.
-    """
-    try:
-        from torch._C._distributed_c10d import _WorkerServer
-    except ImportError:
-        return
-    control.remove(socket_name(rank))
-    # By way of /proc, since the path of a socket may have 107 bytes only.
-    with contextlib.suppress(RuntimeError), quiet_stderr():
-        _kept.append(_WorkerServer(f"/proc/self/fd/{control.fd}/{socket_name(rank)}"))
 
 
 @contextlib.contextmanager
