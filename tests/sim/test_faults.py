@@ -211,7 +211,7 @@ class Command:
             device = device_program.own_device(CUDA)
             with pytest.raises(RuntimeError) as caught:
                 torch.zeros(1, device=device)
-        record = record_failure(self.directory / "ranks", "01", 0, None, "run", caught.value)
+        record = record_failure(RunDir(self.directory / "ranks"), "01", 0, None, "run", caught.value)
         return root_cause([Exit(0, 1, record.time_ns)], [record], None).reason
 
     def steps_of_another_device(self) -> Any:

@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -52,7 +51,7 @@ Source: torch/csrc/distributed/c10d/NCCLUtils.cpp, `getNcclErrorDetailStr`.
 
 
 def record_failure(
-    run_dir: RunDir | Path | str,
+    run: RunDir,
     launch: str,
     rank: int,
     variant: str | None,
@@ -75,7 +74,6 @@ def record_failure(
         else shortened(hidden(traceback_of(error), os.environ.items()), MAX_TRACEBACK),
         secondary=is_secondary(error),
     )
-    run = run_dir if isinstance(run_dir, RunDir) else RunDir(Path(run_dir))
     write_json(run.failure(launch, rank), record)
     return record
 

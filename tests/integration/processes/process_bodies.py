@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpurun.launcher.machine.process_tree import is_alive
 from gpurun.launcher.plan.rank_config import LaunchConfig
-from gpurun.launcher.rundir.files import read_json
+from gpurun.launcher.rundir.files import RunDir, read_json
 
 STEPS_BEFORE_FAULT = 3
 
@@ -149,7 +149,7 @@ def all_reduce_until_fault(argv: Sequence[str]) -> None:
         close_group()
         fail_at("end")
     except BaseException as error:
-        record_failure(config.run_dir, config.launch, rank, "ddp-2-even", "round", error)
+        record_failure(RunDir(Path(config.run_dir)), config.launch, rank, "ddp-2-even", "round", error)
         raise
     finish(0)
 

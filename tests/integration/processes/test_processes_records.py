@@ -20,7 +20,7 @@ def record_of(tmp_path: Path, error: BaseException) -> tuple[Kind, bool]:
     try:
         raise error
     except BaseException as caught:
-        written = record_failure(tmp_path, "01-ddp-2", 3, "ddp-2-even", "round", caught)
+        written = record_failure(RunDir(tmp_path), "01-ddp-2", 3, "ddp-2-even", "round", caught)
     (read,) = RunDir(tmp_path).read_failures("01-ddp-2")
     assert read == written
     assert (read.rank, read.variant, read.stage) == (3, "ddp-2-even", "round")
@@ -53,7 +53,7 @@ def test_a_message_to_a_user_has_no_traceback_of_ours(tmp_path: Path, wording: W
         except SpecError as error:
             raise MemoryError(str(error)) from error
     except MemoryError as caught:
-        record = record_failure(tmp_path, "01-ddp-2", 0, "ddp-2-balanced", "balance", caught)
+        record = record_failure(RunDir(tmp_path), "01-ddp-2", 0, "ddp-2-balanced", "balance", caught)
     assert (record.kind, record.type, record.traceback) == ("oom", "MemoryError", "")
     wording(record.message)
 

@@ -26,7 +26,7 @@ from gpurun.launcher.failures.root_cause import (
 from gpurun.launcher.inspect.stacks import OURS
 from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.run.job import outcome_error
-from gpurun.launcher.rundir.files import write_json
+from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import FailureRecord, Status
 from gpurun.launcher.worker.base.failure import record_failure
 from gpurun.launcher.worker.training.load_workload import load_workload
@@ -139,7 +139,7 @@ def test_of_a_huge_message_the_beginning_and_the_end_are_kept(tmp_path: Path) ->
     try:
         raise ValueError("first " + "x" * 5_000_000 + " last")
     except ValueError as error:
-        found = record_failure(tmp_path, "01", 0, None, "round", error)
+        found = record_failure(RunDir(tmp_path), "01", 0, None, "round", error)
     assert len(found.message) < 5_000
     assert len(found.traceback) < 20_000
     assert found.message.startswith("first ")
