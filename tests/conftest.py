@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from gpurun.launcher.machine.process_tree import become_subreaper, is_alive
+from gpurun.launcher.machine.process_tree import become_subreaper, start_ticks
 from tests import canonical, forkserver, side_by_side, watcher
 from tests.integration.command import Result
 from tests.leaks import SETTLE_S, have_own_shared_memory, left_since, look_everywhere, reap
@@ -177,7 +177,7 @@ def all_gone() -> Callable[[list[int]], list[int]]:
 
     def wait(pids: list[int]) -> list[int]:
         deadline = time.monotonic() + SETTLE_S
-        while (left := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < deadline:
+        while (left := [pid for pid in pids if start_ticks(pid) is not None]) and time.monotonic() < deadline:
             time.sleep(0.01)
         return left
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.timing import record, table
 from gpurun.launcher.failures.root_cause import root_cause
-from gpurun.launcher.machine.process_tree import descendants, is_alive
+from gpurun.launcher.machine.process_tree import descendants, start_ticks
 from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.processes.guard import split_process
 from gpurun.launcher.processes.pool import TORCH, WorkerPool
@@ -172,7 +172,7 @@ def time_to_vanish_s(victim: str, directory: Path, bodies: Sequence[str]) -> flo
         pids = [front.pid, *descendants(front.pid)]
         started = time.monotonic()
         subprocess.run(["kill", f"-{signal.SIGKILL}", str(pids[_POSITION[victim]])], check=True)
-        while any(is_alive(pid) for pid in pids) and time.monotonic() - started < 10:
+        while any(start_ticks(pid) is not None for pid in pids) and time.monotonic() - started < 10:
             time.sleep(0.001)
         return time.monotonic() - started
 

@@ -12,11 +12,9 @@ from typing import Any
 from gpurun.launcher import __version__
 from gpurun.launcher.machine import read_numbers, read_text
 from gpurun.launcher.machine.accelerators import inspect_gpus
-from gpurun.launcher.machine.gpus.gpu import Gpu, GpuProcess, Gpus
+from gpurun.launcher.machine.gpus.gpu import Gpus
 from gpurun.launcher.machine.resource_limits import UNLIMITED_BYTES, cgroup_directories
 from gpurun.launcher.units import GIB
-
-__all__ = ["Gpu", "GpuProcess", "Machine", "host_record", "inspect_machine"]
 
 PACKAGES = ("torch", "numpy", "tensorboard", "nvidia-ml-py")
 """Distributions whose versions a result may depend on."""

@@ -128,7 +128,7 @@ def leftovers(root: int, sessions: Collection[int], without: Collection[int] = (
         stat = _stat(str(pid))
         if stat is None or not stat.alive or _is_cleaner(pid):
             continue
-        covered[pid] = stat.session not in sessions or _ignores_hangup(pid)
+        covered[pid] = stat.session not in sessions or has_signal(pid, "SigIgn", signal.SIGHUP)
         if covered.get(stat.parent) != covered[pid]:
             found.append(Leftover(pid, command_of(pid), covered[pid]))
     return found
@@ -151,10 +151,6 @@ def _is_cleaner(pid: int) -> bool:
     return any(name in command for name in _CLEANERS)
 
 
-def _ignores_hangup(pid: int) -> bool:
-    return has_signal(pid, "SigIgn", signal.SIGHUP)
-
-
 def has_signal(pid: int, mask: Literal["SigIgn", "SigCgt"], number: int) -> bool:
     """Whether a process ignores a signal, or has a handler for it; not if it has ended."""
     return bool(status_number(Path(f"/proc/{pid}"), mask, 16) >> (number - 1) & 1)
@@ -167,15 +163,9 @@ def status_number(process: Path, name: str, base: int = 10) -> int:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process began, in clock ticks since boot; `None`: it is not running."""
+    """When a process began, in clock ticks since boot; `None`: it is not running, or a zombie."""
     stat = _stat(str(pid))
     return stat.start_ticks if stat is not None and stat.alive else None
-
-
-def is_alive(pid: int) -> bool:
-    """Whether the process still runs; a zombie does not."""
-    stat = _stat(str(pid))
-    return stat is not None and stat.alive
 
 
 def is_stopped(pid: int) -> bool:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gpurun.launcher.machine.process_tree import is_alive
+from gpurun.launcher.machine.process_tree import start_ticks
 from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.files import RunDir, read_json
 
@@ -267,7 +267,7 @@ def fail_as(faults: str, rank: int) -> None:
         deadline = time.monotonic() + 1
         while not (began := Path(name).exists()) and time.monotonic() < deadline:
             time.sleep(0.001)
-        while began and first == "kill" and is_alive(int(Path(name).read_text())):
+        while began and first == "kill" and start_ticks(int(Path(name).read_text())) is not None:
             time.sleep(0.001)
         time.sleep(0.05)
         if began:

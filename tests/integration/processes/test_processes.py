@@ -19,7 +19,7 @@ from msgspec import structs
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.failures.root_cause import Failure, explain, root_cause
 from gpurun.launcher.inspect.snapshot import observe
-from gpurun.launcher.machine.process_tree import is_alive, kill_descendants
+from gpurun.launcher.machine.process_tree import kill_descendants, start_ticks
 from gpurun.launcher.processes.guard import Guard, split_process
 from gpurun.launcher.processes.pool import TORCH, WorkerPool
 from gpurun.launcher.processes.protocol import SERVICE_RANK, Exit, StartRequest
@@ -439,7 +439,7 @@ def test_an_end_during_an_import_of_the_server_is_not_noted_later(guard: Guard, 
         pool.preload(("slow_module",))
         wait_for(pool, tmp_path / "begun")
         os.kill(pool.pids()[0], signal.SIGKILL)
-        while is_alive(pool.pids()[0]):
+        while start_ticks(pool.pids()[0]) is not None:
             time.sleep(0.001)
         (tmp_path / "go").touch()
         (ended,) = until_all_ended(pool, 1)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.launcher.machine.process_tree import is_alive
+from gpurun.launcher.machine.process_tree import start_ticks
 from tests import forkserver
 from tests.integration.command import Result, free_port, gpurun, write
 
@@ -381,7 +381,7 @@ def test_a_process_that_has_left_its_rank_goes_on_after_the_end(
     result = gpurun(tmp_path, "run", "train.py", *ONE, "--", how, "100").ended(0)
     pid = int((tmp_path / "pid").read_text())
     try:
-        assert is_alive(pid)
+        assert start_ticks(pid) is not None
         assert f"process {pid} ({what}) goes on" in result.err
         report = gpurun(tmp_path, "report", "run", "--details").ended(0).out
         assert f"Process {pid} ({what}) goes on" in " ".join(report.split())
@@ -401,7 +401,7 @@ def test_a_process_that_a_rank_has_left_is_waited_for(tmp_path: Path) -> None:
         _, err = process.communicate()
     assert process.returncode == 0, err
     pid = int((tmp_path / "pid").read_text())
-    assert not is_alive(pid)
+    assert start_ticks(pid) is None
     command = "sh -c 'until [ -e go ]; do sleep 0.1; done'"
     assert f"waiting for process {pid} (`{command}`), which the program has left" in said
     assert "waiting for" not in err
