@@ -24,8 +24,6 @@ from gpurun.workloads.base import Workload
 from gpurun.workloads.micro_benchmarks import Probe
 from gpurun.workloads.registry import BUILTINS
 
-__all__ = ["UserError", "load_workload"]
-
 Build = Callable[..., Any]
 WRAPPERS: Mapping[str, str] = {
     "DataParallel": "dp",
