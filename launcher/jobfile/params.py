@@ -20,12 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gpurun.launcher.jobfile.kinds import (
-    JobKind,
-    builtin_file,
-    default_batch,
-    workload_kind,
-)
+from gpurun.launcher.jobfile.kinds import JobKind, builtin_file, workload_kind
 from gpurun.launcher.jobfile.yaml.describe import (
     any_of,
     correction,
@@ -456,7 +451,7 @@ def _entry(name: str) -> CatalogueEntry:
         kind=builtin.kind,
         summary=builtin.summary,
         bound_by=builtin.bound_by,
-        global_batch=default_batch(name) if workload_kind(name).trains else None,
+        global_batch=builtin.global_batch,
         about=doc.partition("\n\n")[0].replace("\n", " "),
         params=tuple(
             Parameter(param.name, param.default, meanings.get(param.name, ""))

@@ -210,14 +210,12 @@ def _sections(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _table(section: dict[str, Any]) -> str:
-    required = section.get("required", [])
-    rows = [_row(key, value, key in required) for key, value in section["properties"].items()]
+    rows = [_row(key, value) for key, value in section["properties"].items()]
     return "\n".join(["| key | value | default | meaning |", "|---|---|---|---|", *rows, ""])
 
 
-def _row(key: str, value: dict[str, Any], is_required: bool) -> str:
-    default = "**required**" if is_required else _default_text(value)
-    return f"| `{key}` | {_kind_text(value)} | {default} | {value['description']} |"
+def _row(key: str, value: dict[str, Any]) -> str:
+    return f"| `{key}` | {_kind_text(value)} | {_default_text(value)} | {value['description']} |"
 
 
 def _default_text(value: dict[str, Any]) -> str:
