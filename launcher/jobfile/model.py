@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from gpurun.launcher.jobfile import values
 from gpurun.launcher.jobfile.kinds import EVERY_KIND, PROGRAM, TRAINING, JobKind, workload_kind
 from gpurun.launcher.jobfile.section import (
-    Derived,
     ListOf,
     Section,
     Setting,
@@ -84,19 +83,19 @@ Peaks = Annotated[
 ]
 
 
-def _compared() -> dict[str, Derived]:
+def _compared() -> dict[str, tuple[Any, Any]]:
     """A list under `compare` for every setting that may vary."""
     return {
-        name: Derived(Annotated[Any, ListOf(row.compared or row.rule, row.check_list)], ())
+        name: (Annotated[Any, ListOf(row.compared or row.rule, row.check_list)], ())
         for name, row in SETTINGS.items()
         if row.compare
     }
 
 
-def _named() -> dict[str, Derived]:
+def _named() -> dict[str, tuple[Any, Any]]:
     """A value under `baseline` for every setting by which one can be named."""
     return {
-        name: Derived(Annotated[Any, row.named or row.rule] | None, None)
+        name: (Annotated[Any, row.named or row.rule] | None, None)
         for name, row in SETTINGS.items()
         if row.baseline
     }

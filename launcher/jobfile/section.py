@@ -300,14 +300,6 @@ def setting(default: Any, **says: Any) -> Any:
     return field(default=default, metadata=metadata)
 
 
-@dataclass(frozen=True)
-class Derived:
-    """A key of a section that isn't written there, since another class already says what it takes."""
-
-    annotation: Any
-    default: Any
-
-
 @dataclass(frozen=True, kw_only=True)
 class Section:
     """The whole job, or a key of it that holds keys of its own. Every field of a subclass is a key."""
@@ -321,11 +313,14 @@ class Section:
     source: Source | None = field(default=None, compare=False, repr=False)
     """The job file that the whole job comes from; knows where everything is."""
 
-    def __init_subclass__(cls, derived: Mapping[str, "Derived"] = MappingProxyType({})) -> None:
-        """Finds the keys of the class, of its bases and `derived`, before `dataclass` reads its fields."""
-        for name, each in derived.items():
-            setattr(cls, name, each.default)
-        cls.__annotations__ |= {name: each.annotation for name, each in derived.items()}
+    def __init_subclass__(cls, derived: Mapping[str, tuple[Any, Any]] = MappingProxyType({})) -> None:
+        """Finds the keys of the class, of its bases and `derived`, before `dataclass` reads its fields.
+
+        `derived`: annotations and defaults of keys of which another class already says what they take.
+        """
+        for name, (_, default) in derived.items():
+            setattr(cls, name, default)
+        cls.__annotations__ |= {name: annotation for name, (annotation, _) in derived.items()}
         cls.keys = keys_of(cls)
 
     def problem(self, path: Path, message: str, hint: str | None = None) -> Problem:
