@@ -41,13 +41,9 @@ Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py.
 """
 
 
-@dataclass(frozen=True)
-class StorageChange:
-    """A storage grows by `num_bytes`; it shrinks where that is negative."""
-
-    storage: int
-    """The number of the storage, counted in the order in which storages are seen."""
-    num_bytes: int
+StorageChange = tuple[int, int]
+"""The number of a storage, in the order in which storages are seen, and the bytes by which it grows; it
+shrinks where they are negative."""
 
 
 def fullest(
@@ -64,8 +60,8 @@ def fullest(
     for storage, num_bytes in at_start.items():
         held[part_of(storage)] += num_bytes
     most, best = held.total(), dict(held)
-    for change in changes:
-        held[part_of(change.storage)] += change.num_bytes
+    for storage, num_bytes in changes:
+        held[part_of(storage)] += num_bytes
         if held.total() > most:
             most, best = held.total(), dict(held)
     return best
@@ -119,33 +115,30 @@ class MemoryLog:
         """The storage's number; `None` on other devices. One not seen yet appears now, if `is_new`."""
         if storage.device.type != self.device_type:
             return None
-        with self.lock:
-            return self._number(storage, is_new)
-
-    def _number(self, storage: torch.UntypedStorage, is_new: bool) -> int:
         address = storage._cdata
-        if address in self.alive:
-            return self.alive[address][0]
-        number, num_bytes = len(self.sizes), storage.nbytes()
-        self.sizes.append(num_bytes)
-        self.devices.append(storage.device)
-        if is_new:
-            self.changes.append(StorageChange(number, num_bytes))
-        else:
-            self.at_start[number] = num_bytes
-        self.alive[address] = number, weakref.ref(storage, lambda _: self.freed(address))
-        return number
+        with self.lock:
+            if address in self.alive:
+                return self.alive[address][0]
+            number, num_bytes = len(self.sizes), storage.nbytes()
+            self.sizes.append(num_bytes)
+            self.devices.append(storage.device)
+            if is_new:
+                self.changes.append((number, num_bytes))
+            else:
+                self.at_start[number] = num_bytes
+            self.alive[address] = number, weakref.ref(storage, lambda _: self.freed(address))
+            return number
 
     def freed(self, address: int) -> None:
         """The storage at `address` is no more."""
         number, _ = self.alive.pop(address)
-        self.changes.append(StorageChange(number, -self.sizes[number]))
+        self.changes.append((number, -self.sizes[number]))
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """The storage has another size than before."""
         number = self.number(storage, is_new=True)
         if number is not None and storage.nbytes() != self.sizes[number]:
-            self.changes.append(StorageChange(number, storage.nbytes() - self.sizes[number]))
+            self.changes.append((number, storage.nbytes() - self.sizes[number]))
             self.sizes[number] = storage.nbytes()
 
     def end(self) -> None:
@@ -155,7 +148,7 @@ class MemoryLog:
         """
         kept = {number for number, _ in self.alive.values() if number in self.parts} - self.at_start.keys()
         self.at_start |= {number: self.sizes[number] for number in kept}
-        self.changes = [change for change in self.changes if change.storage not in kept]
+        self.changes = [change for change in self.changes if change[0] not in kept]
 
     def part_of(self, number: int) -> MemoryPart:
         """The part of a storage: if neither known nor the optimizer's, the model's (such as activations)."""
@@ -172,7 +165,7 @@ class MemoryLog:
     def fullest_of(self, device: torch.device) -> dict[MemoryPart, int]:
         """Bytes by part at the fullest moment of one device."""
         at_start = {number: size for number, size in self.at_start.items() if self.devices[number] == device}
-        changes = (change for change in self.changes if self.devices[change.storage] == device)
+        changes = (change for change in self.changes if self.devices[change[0]] == device)
         return fullest(at_start, changes, self.part_of)
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity
 
 from gpurun.launcher.rundir.records import MEMORY_PARTS, MemoryPart
-from gpurun.launcher.worker.meters.memory import MemoryLog, StorageChange, fullest, peak_of_step
+from gpurun.launcher.worker.meters.memory import MemoryLog, fullest, peak_of_step
 from gpurun.launcher.worker.strategies.dp import CpuDataParallel
 
 SAMPLES, FEATURES, HIDDEN, CLASSES = 32, 100, 200, 10
@@ -27,16 +27,16 @@ storages = st.lists(st.tuples(st.sampled_from(MEMORY_PARTS), st.integers(0, 100)
 @given(storages, storages, st.randoms())
 def test_the_fullest_moment_is_the_largest_of_all(at_start, later, random) -> None:  # type: ignore[no-untyped-def]
     parts = [part for part, _ in (*at_start, *later)]
-    changes = [StorageChange(n, size) for n, (_, size) in enumerate(later, len(at_start))]
-    for change in list(changes):
-        freed = random.randrange(changes.index(change) + 1, len(changes) + 1)
-        changes.insert(freed, StorageChange(change.storage, -change.num_bytes))
+    changes = [(n, size) for n, (_, size) in enumerate(later, len(at_start))]
+    for storage, num_bytes in list(changes):
+        freed = random.randrange(changes.index((storage, num_bytes)) + 1, len(changes) + 1)
+        changes.insert(freed, (storage, -num_bytes))
     held: Counter[MemoryPart] = Counter()
     for part, size in at_start:
         held[part] += size
     moments = [held.copy()]
-    for change in changes:
-        held[parts[change.storage]] += change.num_bytes
+    for storage, num_bytes in changes:
+        held[parts[storage]] += num_bytes
         moments.append(held.copy())
     best = max(moments, key=Counter.total)  # the first of equals
     start = {number: size for number, (_, size) in enumerate(at_start)}
