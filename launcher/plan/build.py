@@ -432,7 +432,10 @@ def _node_env(variant: Variant, place: RankPlace, machine: MachineLike) -> Mappi
 
 
 def _part_env(device: str, variant: Variant, machines: Sequence[MachineLike]) -> Mapping[str, str]:
-    """Source: NVIDIA's MIG user guide: "CUDA can only enumerate a single compute instance"."""
+    """The variable by which a process sees its own GPU alone, where the variant has parts of GPUs.
+
+    Source: NVIDIA's MIG user guide: "CUDA can only enumerate a single compute instance".
+    """
     gpus = [name for name in variant.devices if not accelerator_of(name).is_host]
     if not any(is_part(device_of_node(name), machines[node_of_device(name)]) for name in gpus):
         return {}

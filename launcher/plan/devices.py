@@ -96,7 +96,7 @@ def job_devices(spec: JobSpec, machine: MachineLike, node: int = 0) -> tuple[str
 
 
 def busy_notes(wish: Devices, devices: tuple[str, ...], machine: MachineLike) -> tuple[str, ...]:
-    """Which GPUs `auto` has left out, and which of those that are used other processes use too."""
+    """Notes on GPUs that `auto` has left out, and on used ones that other processes use, too."""
     notes = []
     for name, gpu in _named_gpus(machine):
         if gpu.busy_with and name in devices:

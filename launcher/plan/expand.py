@@ -534,7 +534,7 @@ def file_of(spec: JobSpec) -> str:
 
 
 def _left_out(refused: Refused) -> tuple[SkippedCombination, ...]:
-    """Each once: params and seeds decide nothing."""
+    """The combinations that can't be, each once: without params and seeds, which decide nothing."""
     left_out = [
         SkippedCombination(
             {key: value for key, value in wanted.stated.items() if SETTINGS[key].decides and wanted.has(key)},

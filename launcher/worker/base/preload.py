@@ -31,7 +31,7 @@ A program has them all once it imports one of them: which has imported which isn
 IMPORTED_WITH: dict[str, str] = {}
 """Variables with which torch was imported here, and that ranks don't have until their program sets them."""
 WITH_TORCH: set[str] = set()
-"""What was there once torch had been imported, by its first name; empty where that isn't known."""
+"""First names of all modules that there were once torch had been imported; empty where that isn't known."""
 _GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
 

@@ -351,7 +351,7 @@ def _source(path: str) -> int:
 
 
 def _opened(path: str, log: int) -> int:
-    """What takes a stream: the log where there is nothing else, or a FIFO whose reader has ended."""
+    """A descriptor of the file; of the log where there is none, or it is a FIFO whose reader has ended."""
     if not path:
         return os.dup(log)
     try:

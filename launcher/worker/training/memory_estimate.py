@@ -155,7 +155,7 @@ def run_step(
     optimizer: Optimizer,
     clock: PhaseClock,
 ) -> None:
-    """As `Trainer.step`, but losses aren't scaled: whether a gradient is finite is a question to its data."""
+    """One optimizer step, as of `Trainer.step`, with losses as they are: no data could underflow."""
     scaler = torch.amp.GradScaler(enabled=False)
     forward_backward(strategy, workload, PRECISIONS[config.precision], loaded, scaler, clock)
     optimizer.step()
