@@ -232,10 +232,9 @@ def run_to_resume(path: Path, plan: Plan) -> RunDir:
     name = source_of(run.path)
     if run.search.exists():
         raise SpecError(f"{name} is a search; to continue it: {run.command} --resume {name}")
-    stored = run.read(run.plan, Plan)
+    stored, now = _without_load(run.read(run.plan, Plan)), _without_load(as_read_back(plan))
     if stored.gate is not None:
         raise SpecError(f"{name} is the run of a gate, whose versions are gone: start the gate again")
-    now = as_read_back(plan)
     is_alike = stored.variants == now.variants and (
         replace(now, budget_s=stored.budget_s, launches=stored.launches) == stored
     )
@@ -247,6 +246,14 @@ def run_to_resume(path: Path, plan: Plan) -> RunDir:
             f"{name} {OTHER_JOB}: {plan_difference(stored, now)}\n    start a new run: gpurun JOB.yaml"
         )
     return run
+
+
+def _without_load(plan: Plan) -> Plan:
+    """The plan without what other processes used when it was made: its notes, and which GPUs were busy."""
+    nodes = (
+        replace(node, gpus=tuple(replace(gpu, busy_with=None) for gpu in node.gpus)) for node in plan.nodes
+    )
+    return replace(plan, notes=(), nodes=tuple(nodes))
 
 
 def as_planned_for(spec: JobSpec, machine: Machine, resumed: Path | None) -> Machine:

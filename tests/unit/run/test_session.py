@@ -21,7 +21,7 @@ from gpurun.launcher.inspect.stacks import file_hash
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.machine.host import inspect_machine
 from gpurun.launcher.plan.build import build_plan
-from gpurun.launcher.plan.model import Plan
+from gpurun.launcher.plan.model import Node, NodeGpu, Plan
 from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.run import job, session
@@ -712,6 +712,15 @@ def test_a_run_that_goes_on_keeps_its_threads(tmp_path: Path) -> None:
     assert run_to_resume(run.path, build_plan(spec, again)).path == run.path
     run.host.unlink()
     assert as_planned_for(spec, machine, run.path).free_cores is None, "of a run before this was kept"
+
+
+def test_a_run_goes_on_whatever_other_processes_use_now(tmp_path: Path) -> None:
+    case = Case(tmp_path, SPLITS, [])
+    busy = NodeGpu("GPU-a", "H200", busy_with="python (7) uses 2.0 GiB")
+    node = Node("a", "10.0.0.1", "eth0", 4, (busy,))
+    write_json(case.run.plan, replace(case.plan, notes=("cuda:0 is also used",), nodes=(node,)))
+    now = replace(case.plan, nodes=(replace(node, gpus=(replace(busy, busy_with=None),)),))
+    assert run_to_resume(case.run.path, now).path == case.run.path
 
 
 def test_the_job_of_a_pipe_is_kept_as_it_is_written(tmp_path: Path) -> None:
