@@ -386,13 +386,6 @@ def _mirrored(found: Difference | WithoutLoad) -> dict[str, Any]:
     }
 
 
-def samples_ratio(measured: MeasuredVariant, other: MeasuredVariant) -> float:
-    """Global batch over the other's: 1 where step times may be compared as they are."""
-    if measured.variant.global_batch is None or other.variant.global_batch is None:
-        return 1.0
-    return measured.variant.global_batch / other.variant.global_batch
-
-
 def _inverse(percent: float) -> float:
     # The end of an early look's interval can be −100 % but for less than a float shows.
     return -100 * percent / max(100 + percent, 1e-9)
@@ -506,10 +499,9 @@ FEW = 3
 
 def _open_pair(rival: Rival, leader: VariantResult, differences: Differences) -> OpenPair:
     variant, behind = rival.result.id, rival.behind
-    if len(differences.family.differences(variant, leader.id)) < FEW:
-        return OpenPair(variant, behind.percent, behind.ci, MIN_LAUNCHES)
-    launches = _launches_needed(behind.percent, differences.scatter(variant, leader.id))
-    return OpenPair(variant, behind.percent, behind.ci, launches)
+    is_known = len(differences.family.differences(variant, leader.id)) >= FEW
+    needed = _launches_needed(behind.percent, differences.scatter(variant, leader.id))
+    return OpenPair(variant, behind.percent, behind.ci, needed if is_known else MIN_LAUNCHES)
 
 
 def _launches_needed(percent: float | None, scatter: float | None) -> int | None:
@@ -552,18 +544,14 @@ def fastest_first(results: Sequence[VariantResult]) -> list[VariantResult]:
     Not by their step times, where all are compared: those of the table follow from the differences anyway.
     """
     ranked = [result for result in results if is_ranked(result)]
-    percents = {result.id: percent_behind_baseline(result) for result in ranked}
+    rows = {result.id: result.vs_baseline for result in ranked}
+    percents = {
+        variant: None if row is None else 0.0 if row.verdict == "baseline" else row.percent
+        for variant, row in rows.items()
+    }
     if None in percents.values():
         return sorted(ranked, key=time_per_sample)
     return sorted(ranked, key=lambda result: percents[result.id] or 0.0)
-
-
-def percent_behind_baseline(result: VariantResult) -> float | None:
-    """0 for the baseline itself; `None` where there is nothing to compare with."""
-    difference = result.vs_baseline
-    if difference is None:
-        return None
-    return 0.0 if difference.verdict == "baseline" else difference.percent
 
 
 def is_ranked(result: VariantResult) -> bool:
