@@ -8,7 +8,7 @@ from typing import Any
 
 from gpurun.launcher.compare.gate import changed_files, gate_findings, gate_of, row_of
 from gpurun.launcher.compare.label import value_text, variant_label
-from gpurun.launcher.compare.load_findings import interference_in, is_hot
+from gpurun.launcher.compare.load_findings import interference_in, throttled_in
 from gpurun.launcher.compare.model import IN_RUN_A, Comparison, Difference, Gate, GateRow, VariantResult
 from gpurun.launcher.compare.ranking import is_ranked
 from gpurun.launcher.compare.variant_causes import cause, why_slower
@@ -290,7 +290,7 @@ def _variant_diff(variant: str, runs: tuple[Comparison, Comparison], alpha: floa
         f"{result.status} in run {name}" for name, result in (("A", a), ("B", b)) if not is_ranked(result)
     ]
     difference = Difference(None, None, "inconclusive") if lost else _difference(a, b, alpha)
-    if is_hot((a, b)):
+    if throttled_in((a, b)):
         difference, lost = replace(difference, verdict="inconclusive"), [*lost, reason("throttled")]
     return VariantDiff(
         id=a.id,

@@ -8,11 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from gpurun.launcher.compare.label import variant_label
-from gpurun.launcher.compare.load_findings import (
-    cool_down,
-    is_hot,
-    load_percent,
-)
+from gpurun.launcher.compare.load_findings import cool_down, load_percent, throttled_in
 from gpurun.launcher.compare.model import Difference, Gate, GateRow, VariantResult
 from gpurun.launcher.compare.ranking import Differences, differences_of, in_cpu_time, is_ranked
 from gpurun.launcher.compare.variant_causes import cause, why_slower
@@ -260,7 +256,7 @@ class _Pair:
 
     @property
     def is_hot(self) -> bool:
-        return is_hot((self.a, self.b))
+        return bool(throttled_in((self.a, self.b)))
 
     @property
     def has_same_code(self) -> bool:

@@ -9,7 +9,6 @@ from gpurun.launcher.compare.figures.size_curves import probe_summary
 from gpurun.launcher.compare.label import variant_label, varied_texts
 from gpurun.launcher.compare.load_findings import (
     cool_down,
-    is_hot,
     less_load,
     load_percent,
     throttled_in,
@@ -86,8 +85,8 @@ def conclude(
             is_short = all(result.status == "oom" for result in results)
             short = "oom-program" if results[0].kind.runs_program else "oom"
             found = (*found, to_do("not-measured", short if is_short else "ended"))
-    elif is_hot(results) and standings.rivals:
-        first, *others = throttled_in(results)
+    elif (throttled := throttled_in(results)) and standings.rivals:
+        first, *others = throttled
         return (finding("not-ranked", num_more=len(others) or None, **first), cool_down())
     else:
         named = [standings.leader, *([rival.result] if rival else [])]

@@ -45,11 +45,6 @@ def cool_down() -> Finding:
     return to_do("not-ranked", "throttled")
 
 
-def is_hot(results: Sequence[VariantResult]) -> bool:
-    """Whether the clock of a GPU was low in a variant that has times."""
-    return bool(throttled_in(results))
-
-
 def load_percent(results: Sequence[VariantResult]) -> float | None:
     """The largest share of a step for which a rank waited for cores under other load; `None` without any."""
     worst = max((_queue_percent(result) for result in results if is_ranked(result)), default=0.0)
@@ -104,9 +99,9 @@ def waiting_findings(
     found = interference_in(results)
     if not found:
         return ()
-    step = cool_down() if is_hot(results) else less
+    step = cool_down() if throttled_in(results) else less
     load = finding("affected-by-load", num_more=len(found) - 1 or None, **found[0])
-    if is_hot(results) or rival is None or rival.behind.verdict not in ("slower", "faster"):
+    if throttled_in(results) or rival is None or rival.behind.verdict not in ("slower", "faster"):
         return (load, step)
     quiet = rival.behind.without_load or WithoutLoad()
     if quiet.holds == "no":
