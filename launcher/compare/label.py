@@ -100,15 +100,13 @@ def varied_text(key: str, value: Any) -> str:
     if key == "args":
         return shlex.join(value) or "no args"
     if key == "calls":
-        called = (f"{name}({', '.join(_keywords(given))})" for name, given in value.items())
+        called = (
+            f"{name}({', '.join(f'{keyword}={item!r}' for keyword, item in given.items())})"
+            for name, given in value.items()
+        )
         return " ".join(called) or "no calls changed"
     items = (f"{name.removeprefix('+')}={value_text(item)}" for name, item in value.items())
     return " ".join(items) or f"no {key}"
-
-
-def _keywords(given: Mapping[str, Any]) -> list[str]:
-    """Keyword arguments as Python has them: `num_workers=2`."""
-    return [f"{keyword}={value!r}" for keyword, value in given.items()]
 
 
 def value_text(value: Any) -> str:
