@@ -181,13 +181,19 @@ def ranking_findings(
         within: launches that verdicts are limited to; 0: none.
         queue_percent: of a step that its worst rank waited for cores under other load.
     """
-    limits = {"within": _scope(within), "queue_percent": queue_percent, "num_shared": _num_shared(standings)}
+    scope = "this launch" if within == 1 else f"these {within} launches"
+    limits = {
+        "within": scope if within else None,
+        "queue_percent": queue_percent,
+        "num_shared": _num_shared(standings),
+    }
     lead = _lead(standings, baseline, limits)
     is_explained = KINDS[lead[0].code].title == "Fastest" and any(each.level == "cause" for each in lead)
     found = (*lead, *remaining(standings.leader, is_explained))
     named = {each.variant for each in found if each.level == "cause"}
     others = [rival.result for rival in standings.rivals[:MOST_EXPLAINED] if rival.result.id not in named]
-    return (*found, *(each for result in others for each in _loss(result, standings.leader)))
+    losses = ((result, loss_of(result, standings.leader)) for result in others)
+    return (*found, *(cause(loss, result, AFTER_ALL) for result, loss in losses if loss))
 
 
 def _num_shared(standings: Standings) -> int | None:
@@ -225,13 +231,6 @@ def _name(plan: Plan, variant: Identity) -> str:
         " ".join(varied_texts(variant.varied))
         or f"{plan.workload} on {plural(len(variant.devices), 'device')}"
     )
-
-
-def _scope(within: int) -> str | None:
-    """`this launch`, `these 3 launches`; `None` where other launches are covered."""
-    if not within:
-        return None
-    return "this launch" if within == 1 else f"these {within} launches"
 
 
 def _lead(standings: Standings, baseline: str, limits: Mapping[str, Any]) -> tuple[Finding, ...]:
@@ -291,8 +290,8 @@ LONG_NAME = 40
 
 def _measure(leader: VariantResult, other: VariantResult) -> str:
     """The quantity that two variants are compared by: a step of the same samples, a sample, or any step."""
-    if _may_differ_in_work(leader):
-        return "program"
+    if leader.kind.runs_program and leader.global_batch is None:
+        return "program"  # which decides by itself how many samples a step has
     return "step" if leader.global_batch == other.global_batch else "sample"
 
 
@@ -356,11 +355,12 @@ def _close_race(
         code = "differ-too-little"
     in_table = leader.vs_baseline if is_baseline(closest.result) else None
     shown = closest.behind if in_table is None else in_table
+    is_alike = (closest.result.strategy, closest.result.varied) == (leader.strategy, leader.varied)
     answer = finding(
         code,
         leader.id,
         weight=1,
-        choice=_what_differs(leader, closest.result),
+        choice="split" if leader.kind.trains and is_alike else "variant",
         leader=named_with_error(leader),
         other=named_with_error(closest.result),
         which="latter" if in_table is None else "former",
@@ -380,26 +380,10 @@ def _close_race(
     return (answer, to_do(code, "other-figure", 0.5))
 
 
-def _may_differ_in_work(result: VariantResult) -> bool:
-    """Whether steps of two variants may have other numbers of samples: a program decides that itself."""
-    return result.kind.runs_program and result.global_batch is None
-
-
-def _what_differs(leader: VariantResult, other: VariantResult) -> str:
-    """The kind of choice between the two: a split, where they differ in nothing else."""
-    is_other_split = other.strategy == leader.strategy and other.varied == leader.varied
-    return "split" if leader.kind.trains and is_other_split else "variant"
-
-
 def _why(slower: VariantResult, leader: VariantResult, weight: float | None = None) -> tuple[Finding, ...]:
     """The cause that traces show in a slower variant."""
     loss = why_slower(slower, leader)
     return (cause(loss, slower, weight),) if loss else ()
-
-
-def _loss(result: VariantResult, leader: VariantResult) -> tuple[Finding, ...]:
-    loss = loss_of(result, leader)
-    return (cause(loss, result, AFTER_ALL),) if loss else ()
 
 
 def _mirrored(difference: Difference) -> tuple[float, Interval | None]:
