@@ -195,7 +195,10 @@ def _compared(
     is_measured = _is_measured(recorded, gate, undecided)
     answer = of_gate or conclude(plan, results, ranking, is_measured, differences.within, less)
     if not (recorded.job.get("profile") or {"steps": 1}).get("steps"):
-        answer = tuple(_asked_for_trace(each) for each in answer)
+        answer = tuple(
+            with_figures(each, case="untraced") if each.figures.get("case") == "why-untraced" else each
+            for each in answer
+        )
     named = ranking.leader.id if ranking and not differences.is_throttled else None
     limit = recorded.job.get("memory") if named else None
     fits = fitting_in(limit, results, differences) if limit else None
@@ -241,11 +244,6 @@ def _is_measured(recorded: _Recorded, gate: Gate | None, undecided: Sequence[Ope
     has_nothing = not any(variant.counts for variant in recorded.measured.values())
     ended = has_ended(plan, recorded.looks, left) or is_void or has_nothing
     return ended and all(is_complete(variant, plan) for variant in recorded.measured.values())
-
-
-def _asked_for_trace(found: Finding) -> Finding:
-    """The advice to look why there is no trace, where the job wants none."""
-    return with_figures(found, case="untraced") if found.figures.get("case") == "why-untraced" else found
 
 
 def _searched(run: RunDir, ranking: Standings | None) -> SearchResult | None:
@@ -350,8 +348,9 @@ def around_notes(measured: Iterable[MeasuredVariant]) -> list[Finding]:
 
 def _differences(recorded: _Recorded) -> Differences:
     """How variants differ; in a gate from their own version before, not from one baseline."""
-    plan = recorded.plan
-    early_rounds = len(plan.launches) == 1 and stops_early(recorded.job)
+    plan, steps = recorded.plan, recorded.job.get("steps")
+    stopped_early = isinstance(steps, Mapping) and bool(steps.get("early_stop"))  # in runs older than `until`
+    early_rounds = len(plan.launches) == 1 and stopped_early
     found = differences_of(recorded.measured, plan.baseline, recorded.looks, early_rounds)
     if plan.gate is None:
         return found
@@ -416,12 +415,6 @@ def _of_rank(warning: str) -> Finding:
     """A warning that ranks have recorded."""
     code = "gradient-not-exact" if warning.startswith(GRADIENT_DIFFERS) else "noticed"
     return finding(code, of="", case="recorded" if code == "noticed" else None, found=warning)
-
-
-def stops_early(job: Mapping[str, Any]) -> bool:
-    """Whether rounds ended as soon as all was decided, as in runs that are older than `until`."""
-    steps = job.get("steps")
-    return isinstance(steps, Mapping) and bool(steps.get("early_stop"))
 
 
 def is_complete(measured: MeasuredVariant, plan: Plan) -> bool:
