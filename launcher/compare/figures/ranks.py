@@ -5,7 +5,7 @@ outcome, and is made again when a trace is another file than the one that it was
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field, fields, replace
 from itertools import chain
@@ -156,7 +156,9 @@ def read_traced(run: RunDir, variant_id: str) -> Traced | None:
     if not traces:
         return None
     stamps = {path.name: stamp_of(path) for path in traces}
-    kept = _kept(run, run.traced(variant_id))
+    kept: Traced | None = None
+    with suppress(MachineError):  # what can't be read is made again
+        kept = run.read_any(run.traced(variant_id), Traced)
     if kept is not None and kept.schema == SCHEMA and kept.files == stamps:
         return kept
     of_all = [*run.path.glob("variants/*/rank*.pt.trace.json.gz")]
@@ -164,14 +166,6 @@ def read_traced(run: RunDir, variant_id: str) -> Traced | None:
     with suppress(MachineError):  # where it can't be written, the traces are read each time
         write_in(run, run.traced(variant_id), as_json(found).encode(), is_asked=False)
     return found
-
-
-def _kept(run: RunDir, path: Path) -> Traced | None:
-    """The earlier result; `None` if it is no longer to be read."""
-    try:
-        return run.read(path, Traced) if path.exists() else None
-    except MachineError:
-        return None
 
 
 def _analysed(
@@ -513,6 +507,8 @@ def with_breakdown(figures: RankFigures, traced: Traced | None, alone: bool = Fa
     operators_ns, cpu = traced.operators_ns.get(figures.rank, {}), traced.cpu.get(figures.rank, CpuFacts())
     idle_ms: dict[str, Any] = {f"{part}_ms": getattr(breakdown, f"{part}_ns") / 1e6 for part in IDLE_PARTS}
     exposed_ms = None if alone else breakdown.exposed_comm_ns / 1e6
+    own = (None, figures.rank)
+    savings = (each for each in traced.savings if each.parallelism is None and each.rank in own)
     queued = figures.queue_percent
     if queued is not None and is_gpu and breakdown.span_ns:
         queued = min(queued, 100 * breakdown.idle_ns / breakdown.span_ns)
@@ -532,7 +528,7 @@ def with_breakdown(figures: RankFigures, traced: Traced | None, alone: bool = Fa
         exposed_comm_ms=replace(figures.exposed_comm_ms, trace=exposed_ms),
         operators_ms={name: ns / 1e6 for name, ns in operators_ns.items()},
         bubble=traced.bubbles.get(figures.rank),
-        savings_ms=_savings_ms(traced, figures.rank),
+        savings_ms={each.part: each.saved_us / 1000 for each in savings},
         cpu=replace(cpu, remedies=tuple(sorted({*cpu.remedies, *figures.cpu.remedies}))),
     )
 
@@ -542,12 +538,6 @@ def remedies_of(variant: Variant) -> tuple[Remedy, ...]:
     options = variant.calls.get("compile")
     is_compiled = variant.compile or (options is not None and not options.get("disable"))
     return ("torch.compile",) if is_compiled else ()
-
-
-def _savings_ms(traced: Traced, rank: int) -> dict[str, float]:
-    """By part."""
-    own = (each for each in traced.savings if each.parallelism is None and each.rank in (None, rank))
-    return {each.part: each.saved_us / 1000 for each in own}
 
 
 def phase_medians_ms(steps: Iterable[StepRecord]) -> dict[str, float]:
@@ -612,36 +602,19 @@ def slowest_rank(ranks: Sequence[RankFigures]) -> RankFigures | None:
     wait, and every rank shows the same time. Where ranks are about equal by the ablation, the trace decides.
     """
     timed = [rank for rank in ranks if rank.phases_ms or rank.step_ms is not None or rank.span_ms is not None]
-    ways = [each for way in (_by_ablation, _by_trace) if (each := _work_by(way, timed))]
-    works_ms = next((each for each in ways if _is_clear(each.values())), ways[-1] if ways else None)
-    if works_ms is not None:
-        return max(timed, key=lambda rank: works_ms[rank.rank])
-    return max(timed, key=_before_communication, default=None)
-
-
-def _work_by(
-    way: Callable[[RankFigures], float | None], ranks: Sequence[RankFigures]
-) -> Mapping[int, float] | None:
-    """The work of all ranks; `None` where that of one isn't known."""
-    known = {rank.rank: work for rank in ranks if (work := way(rank)) is not None}
-    return known if known and len(known) == len(ranks) else None
+    ways = (
+        [(rank.step_ms, rank.exposed_comm_ms.ablation) for rank in timed],
+        [(rank.span_ms, rank.exposed_comm_ms.trace) for rank in timed],
+    )
+    works = [[ms - comm_ms for ms, comm_ms in way if ms is not None and comm_ms is not None] for way in ways]
+    known = [works_ms for works_ms in works if works_ms and len(works_ms) == len(timed)]
+    works_ms = next((each for each in known if _is_clear(each)), known[-1] if known else None)
+    if works_ms is None:
+        works_ms = [sum(rank.phases_ms.get(name, 0.0) for name in BEFORE_COMMUNICATION) for rank in timed]
+    return max(zip(works_ms, timed, strict=True), key=lambda pair: pair[0], default=(0.0, None))[1]
 
 
 def _is_clear(works_ms: Collection[float]) -> bool:
     """Whether one rank has more work than all others, by more than chance makes of equal ranks."""
     most, *others = sorted(works_ms, reverse=True)
     return not others or most > (1 + ALIKE) * others[0]
-
-
-def _by_ablation(rank: RankFigures) -> float | None:
-    exposed_ms = rank.exposed_comm_ms.ablation
-    return None if rank.step_ms is None or exposed_ms is None else rank.step_ms - exposed_ms
-
-
-def _by_trace(rank: RankFigures) -> float | None:
-    exposed_ms = rank.exposed_comm_ms.trace
-    return None if rank.span_ms is None or exposed_ms is None else rank.span_ms - exposed_ms
-
-
-def _before_communication(rank: RankFigures) -> float:
-    return sum(rank.phases_ms.get(name, 0.0) for name in BEFORE_COMMUNICATION)
