@@ -53,7 +53,8 @@ def losses(ranks: Sequence[RankFigures]) -> list[Cause]:
     traced = [rank for rank in ranks if rank.span_ms is not None]
     is_whole = len(traced) == len(ranks)
     bubble = _bubble(traced) if is_whole else None
-    on_host = _host_part(slowest)  # of all ranks the same, so that they can be compared
+    # Of all ranks the same, so that they can be compared.
+    on_host: Part = "host" if not on_cpu(slowest) else "python" if is_python_known(slowest) else "outside"
     times = tuple(_rank_time(rank, on_host, is_whole) for rank in traced)
     found = causes(MeasuredRanks(times, slowest.rank, is_whole, bubble=bubble))
     savings = [
@@ -89,12 +90,6 @@ def _rank_time(rank: RankFigures, on_host: Part, is_whole: bool) -> RankTime:
         queued_ns=1e6 * span_ms * queued / 100 if queued > QUEUE_PERCENT else 0.0,
         added_ns=1e6 * _added_ms(rank),
     )
-
-
-def _host_part(rank: RankFigures) -> Part:
-    if not on_cpu(rank):
-        return "host"
-    return "python" if is_python_known(rank) else "outside"
 
 
 # The time between a rank's operators: how much of it Python certainly worked, and how much it was blocked.
@@ -351,11 +346,9 @@ def remaining(fastest: VariantResult, is_explained: bool = False) -> tuple[Findi
     found, where = largest_loss(fastest.ranks), variant_label(fastest)
     if found is None and is_explained and len(set(fastest.split or ())) > 1:
         return (to_do("fastest", "uneven"),)
-    if found is None and any(rank.trace for rank in fastest.ranks):
-        return (to_do("noticed", "far"),)
-    if found is None:
+    if found is None and not any(rank.trace for rank in fastest.ranks):
         return (to_do("not-recorded", "why-untraced" if fastest.kind.runs_program else "untraced"),)
-    if _other_timed_ms(found, fastest) is not None:
+    if found is None or _other_timed_ms(found, fastest) is not None:
         return (to_do("noticed", "far"),)
     if found.weight < MENTION_FROM:
         most = max(1, math.ceil(100 * found.weight))
