@@ -161,20 +161,18 @@ def scaling_efficiency(
 ) -> float | None:
     """t_single / (W · t) for W devices; `None` without a `single` variant that does the same work."""
     time = times[measured.variant.id]
-    single = next((other for other in everything if _is_single_of(other, measured)), None)
+    singles = (
+        other
+        for other in everything
+        if STRATEGIES[other.variant.strategy].reach is Reach.DEVICE
+        and other.counts
+        and other.variant.same_but_devices(measured.variant)
+    )
+    single = next(singles, None)
     single_time = times[single.variant.id] if single else None
     if time is None or single_time is None or not measured.counts:
         return None
     return single_time.estimate / (len(measured.variant.devices) * time.estimate)
-
-
-def _is_single_of(single: MeasuredVariant, measured: MeasuredVariant) -> bool:
-    """Whether `single` does the work of `measured`, all else being equal, on a single device."""
-    return (
-        STRATEGIES[single.variant.strategy].reach is Reach.DEVICE
-        and single.counts
-        and single.variant.same_but_devices(measured.variant)
-    )
 
 
 def noise(differences: Differences) -> Noise:
@@ -291,15 +289,23 @@ def _family(result: VariantResult) -> str:
 
 def balanced(measured: MeasuredVariant, step: StepTime | None, differences: Differences) -> Balanced | None:
     """`None` where the split is not a balanced one, or not found yet."""
-    balance = measured.balance
+    balance, own = measured.balance, measured.variant
     if balance is None:
         return None
-    others = differences.measured.values()
+    work = (own.strategy, own.devices, own.varied)
+    alike = [
+        other
+        for other in differences.measured.values()
+        if other is not measured
+        and (other.variant.strategy, other.variant.devices, other.variant.varied) == work
+    ]
+    others = [other.variant.id for other in alike if other.counts and other.variant.split != own.split]
+    against = differences.all_against(own.id, others if measured.counts else ())
     optimum_ms, measured_ms = balance.best.compute_ms, step.estimate if step else None
     return Balanced(
         devices=tuple(
             DeviceCost(device=device, **vars(curve))
-            for device, curve in zip(measured.variant.devices, balance.curves, strict=True)
+            for device, curve in zip(own.devices, balance.curves, strict=True)
         ),
         optimum_ms=optimum_ms,
         overhead_ms=balance.overhead_ms,
@@ -308,8 +314,8 @@ def balanced(measured: MeasuredVariant, step: StepTime | None, differences: Diff
         optimum_over_measured=optimum_ms / measured_ms if measured_ms else None,
         even=_cost(balance, balance.even),
         proportional=_cost(balance, balance.proportional),
-        same_as=tuple(other.variant.id for other in others if _is_same(other, measured)),
-        beaten_by=_faster_than(measured, differences),
+        same_as=tuple(other.variant.id for other in alike if other.variant.split == own.split),
+        beaten_by=tuple(variant for variant, found in against.items() if found.verdict == "faster"),
     )
 
 
@@ -317,31 +323,3 @@ def _cost(balance: Balance, prediction: Prediction | None) -> SplitCost | None:
     if prediction is None:
         return None
     return SplitCost(prediction.split, prediction.compute_ms + balance.overhead_ms)
-
-
-def _faster_than(balanced: MeasuredVariant, differences: Differences) -> tuple[str, ...]:
-    """Other splits of the same work that paired differences show to be faster."""
-    others = [
-        measured.variant.id
-        for measured in differences.measured.values()
-        if measured.counts
-        and _same_work(measured, balanced)
-        and measured.variant.split != balanced.variant.split
-    ]
-    against = differences.all_against(balanced.variant.id, others if balanced.counts else ())
-    return tuple(variant for variant, difference in against.items() if difference.verdict == "faster")
-
-
-def _is_same(other: MeasuredVariant, measured: MeasuredVariant) -> bool:
-    """Whether `other` is another variant of the same work with the same split."""
-    return (
-        other is not measured
-        and _same_work(other, measured)
-        and other.variant.split == measured.variant.split
-    )
-
-
-def _same_work(other: MeasuredVariant, measured: MeasuredVariant) -> bool:
-    """Whether all but their splits is the same."""
-    a, b = other.variant, measured.variant
-    return (a.strategy, a.devices, a.varied) == (b.strategy, b.devices, b.varied)
