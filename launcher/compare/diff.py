@@ -126,7 +126,9 @@ def diff_runs(
         ci_level=1 - share if alike else None,
         variants=variants,
         not_comparable=tuple(
-            NotComparable(variant, _label_of_both(in_a[variant], in_b[variant]), reason)
+            NotComparable(
+                variant, " → ".join(dict.fromkeys(map(variant_label, (in_a[variant], in_b[variant])))), reason
+            )
             for variant, reason in reasons.items()
             if reason
         ),
@@ -184,12 +186,6 @@ def _findings(variants: Sequence[VariantDiff], a: Comparison, b: Comparison) -> 
     if loss := why_slower(slower, faster):
         yield cause(loss, slower, weight=1, than="A" if is_longer else "B")
     yield to_do("changed", "past-runs")
-
-
-def _label_of_both(a: VariantResult, b: VariantResult) -> str:
-    """`ddp 4/4 → ddp 8/8`, or one label where both have it."""
-    labels = dict.fromkeys((variant_label(a), variant_label(b)))
-    return " → ".join(labels)
 
 
 def _only_in(
@@ -349,19 +345,14 @@ def code_marks(a: Comparison, b: Comparison) -> Iterator[str]:
     if a.code and b.code and commit_text(a.code) != commit_text(b.code):
         yield f"code commit: {commit_text(a.code)} → {commit_text(b.code)}"
     files_a, files_b = ({k: v for variant in run.variants for k, v in variant.code.items()} for run in (a, b))
-    if files_a and files_b:
-        yield from (
-            f"code {name}: {_change(name, files_a, files_b)}" for name in changed_files(files_a, files_b)
-        )
+    for name in changed_files(files_a, files_b) if files_a and files_b else ():
+        change = "only in A" if name not in files_b else "only in B" if name not in files_a else "changed"
+        yield f"code {name}: {change}"
 
 
 def commit_text(code: CodeVersion) -> str:
     """`1a2b3c4`, or `1a2b3c4 with uncommitted changes`."""
     return f"{code.commit[:SHORT]}{' with uncommitted changes' if code.is_changed else ''}"
-
-
-def _change(name: str, a: Mapping[str, str], b: Mapping[str, str]) -> str:
-    return "changed" if name in a and name in b else "only in B" if name in b else "only in A"
 
 
 def _host_marks(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
