@@ -72,26 +72,24 @@ def notes(
     has_rank = baseline.variant.kind.is_ranked
     all_others = [record for record in measured.values() if record is not baseline and has_rank]
     others = [record for record in all_others if record.variant.same_task(baseline.variant)]
-    found = [*map(_of_plan, _notes_of_plan(plan, measured)), *_left_out(plan)]
+    has_failed = all(variant.finished and not variant.counts for variant in measured.values())
+    applying = (text for text in plan.notes if not (has_failed and text.startswith(UNUSED_BUDGET)))
+    found = [*map(_of_plan, applying), *_left_out(plan)]
     more = None if has_remedy else more_launches(plan.budget_s is not None)
     if any(record.counts for record in others) and baseline.finished and not baseline.counts:
-        found.append(_lost_baseline(baseline))
+        lost, status = baseline.variant, baseline.status.status
+        found.append(finding("baseline-lost", lost.id, weight=1, where=variant_label(lost), status=status))
         baseline, *others = [record for record in others if record.counts] or [baseline]
     few = _few_launches(baseline, others, more)
     found += [once] if once else [*few, *_within(within, baseline, others, None if few else more)]
-    found += _other_batches(baseline, others)
+    if any(record.variant.global_batch != baseline.variant.global_batch for record in others):
+        found.append(finding("plan-note", case="other-batches"))
     found += _within_launch(measured.values())
     return tuple(found)
 
 
 def _of_plan(note: str) -> Finding:
     return finding("plan-note", case="planned", note=note.removesuffix("."))
-
-
-def _notes_of_plan(plan: Plan, measured: Mapping[str, MeasuredVariant]) -> list[str]:
-    """The notes of the plan that apply; on the budget only if anything was timed."""
-    has_failed = all(variant.finished and not variant.counts for variant in measured.values())
-    return [text for text in plan.notes if not (has_failed and text.startswith(UNUSED_BUDGET))]
 
 
 def once_note(
@@ -306,11 +304,6 @@ def _left_out(plan: Plan) -> list[Finding]:
     ]
 
 
-def _lost_baseline(baseline: MeasuredVariant) -> Finding:
-    variant, status = baseline.variant, baseline.status.status
-    return finding("baseline-lost", variant.id, weight=1, where=variant_label(variant), status=status)
-
-
 def _few_launches(
     baseline: MeasuredVariant, others: list[MeasuredVariant], more: str | None
 ) -> list[Finding]:
@@ -348,13 +341,6 @@ def _within_launch(measured: Iterable[MeasuredVariant]) -> list[Finding]:
         for name, found in nums.items()
     ]
     return [finding("within-launches", case="intervals", parts=parts)] if parts else []
-
-
-def _other_batches(baseline: MeasuredVariant, others: list[MeasuredVariant]) -> list[Finding]:
-    batch = baseline.variant.global_batch
-    if all(record.variant.global_batch == batch for record in others):
-        return []
-    return [finding("plan-note", case="other-batches")]
 
 
 def dangers(results: Sequence[VariantResult]) -> list[Finding]:
