@@ -39,7 +39,6 @@ from gpurun.launcher.trace.model import (
     Breakdown,
     CollectiveReport,
     DeviceTrace,
-    MessageWaits,
     NameTotal,
     PipelineStage,
     RankTrace,
@@ -126,7 +125,8 @@ def render_trace(report: TraceReport, width: int, details: bool = True) -> str:
         "kernels", [rank.kernels for rank in whole_ranks(report.ranks)], lambda row: row.device_us
     )
     on_gpu = any(row.device_us for rank in report.ranks for row in rank.ops)
-    time_us = _device_us if on_gpu else _host_us
+    time_us: Callable[[NameTotal], float]
+    time_us = (lambda row: row.device_us) if on_gpu else (lambda row: row.host_us)
     has_kernels = any(rank.total.num_kernels for rank in report.ranks)
     title = "CPU operators" if has_kernels and not on_gpu else "operators"
     parts += _names(title, [rank.ops for rank in whole_ranks(report.ranks)], time_us)
@@ -134,14 +134,6 @@ def render_trace(report: TraceReport, width: int, details: bool = True) -> str:
     more = replace(report, findings=screen.details).sentences
     parts += detail_lines([*more, *notes_in(report.findings)], details)
     return text_of(Group(*map(plain, parts)), width)
-
-
-def _device_us(row: NameTotal) -> float:
-    return row.device_us
-
-
-def _host_us(row: NameTotal) -> float:
-    return row.host_us
 
 
 def _ranks(report: TraceReport, width: int) -> list[RenderableType]:
@@ -341,7 +333,12 @@ def _pipeline(stages: Sequence[PipelineStage], width: int) -> list[RenderableTyp
 
 def _messages(stages: Sequence[PipelineStage], width: int) -> list[RenderableType]:
     """The bubble by message: what stages receive, and what they send if they wait there."""
-    rows = [(each.stage, message) for each in stages for message in each.messages if _is_shown(message)]
+    rows = [
+        (each.stage, message)
+        for each in stages
+        for message in each.messages
+        if message.way == "from" or any(message.wait_us)
+    ]
     longest = max((len(message.wait_us) for _, message in rows), default=0)
     shown = min(longest, (width - LABEL_WIDTH) // MESSAGE_WIDTH)
     if not shown:
@@ -355,10 +352,6 @@ def _messages(stages: Sequence[PipelineStage], width: int) -> list[RenderableTyp
         label = f"stage {stage} {message.way} {message.stage}"
         table.add_row(label, *waits, *[""] * (shown - len(waits)))
     return ["", table, *([f"… and {longest - shown} more; --json has all"] if longest > shown else [])]
-
-
-def _is_shown(message: MessageWaits) -> bool:
-    return message.way == "from" or any(message.wait_us)
 
 
 def ranges_text(ranks: Sequence[int]) -> str:
