@@ -606,20 +606,18 @@ def _others(found: Balanced, batch: int) -> list[str]:
 
 def _misfit(name: str, found: Balanced, batch: int) -> str:
     """`Even (62/61) does not fit cpu:1.`; empty where nothing is too large."""
-    split = _split_of(name, found, batch)
+    betas = [device.beta_ms if device.straight else 0.0 for device in found.devices]
+    split: tuple[int, ...] = ()
+    if name == "even":
+        split = split_even(batch, len(found.devices))
+    elif min(betas) > 0:
+        split = split_proportional(batch, [1 / beta for beta in betas])
     full = [
         device.device
         for device, samples in zip(found.devices, split, strict=False)  # even may have fewer chunks
         if device.max_samples is not None and samples > device.max_samples
     ]
     return f"{name.capitalize()} ({split_text(split)}) does not fit {', '.join(full)}." if full else ""
-
-
-def _split_of(name: str, found: Balanced, batch: int) -> tuple[int, ...]:
-    if name == "even":
-        return split_even(batch, len(found.devices))
-    betas = [device.beta_ms if device.straight else 0.0 for device in found.devices]
-    return split_proportional(batch, [1 / beta for beta in betas]) if min(betas) > 0 else ()
 
 
 def _figure(ms: float) -> str:
