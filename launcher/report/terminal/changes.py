@@ -40,7 +40,14 @@ MAX_PERCENT = 1000
 def render_diff(diff: Diff, width: int, details: bool = True) -> str:
     """Plain text at most `width` wide: the answer, a table, then reasons to doubt it."""
     header = ("variant", "A: step ms", "B: step ms", "B against A", "±")
-    rows = [_row(variant) for variant in diff.variants]
+    rows = [
+        (
+            variant.label,
+            *("" if ms is None else format_ms(ms) for ms in (variant.a_ms, variant.b_ms)),
+            *(text.plain for text in difference_texts(variant.difference)),
+        )
+        for variant in diff.variants
+    ]
     screen = screen_of(diff.findings)
     lines = [*(line.plain for line in screen_lines(screen, width)), ""]
     lines += [f"A: {diff.name_a}   B: {diff.name_b}"]
@@ -117,15 +124,6 @@ def _notes(variants: Sequence[VariantDiff]) -> list[str]:
     return [f"{variant.label}: {variant.note}" for variant in variants if variant.note]
 
 
-def _row(variant: VariantDiff) -> tuple[str, ...]:
-    return (
-        variant.label,
-        "" if variant.a_ms is None else format_ms(variant.a_ms),
-        "" if variant.b_ms is None else format_ms(variant.b_ms),
-        *(text.plain for text in difference_texts(variant.difference)),
-    )
-
-
 def _only(variants: Sequence[NamedVariant], run: str, width: int) -> list[str]:
     labels = ", ".join(variant.label for variant in variants)
     return _item(f"Only in {run}: {labels}", width) if variants else []
@@ -152,7 +150,7 @@ def _change_cells(each: Change) -> tuple[Cell, ...]:
     return (
         Cell(us_in_ms(each.a_us), each.a_us),
         Cell(us_in_ms(each.b_us), each.b_us),
-        Cell(_signed_ms(each.change_us), each.change_us),
+        Cell(format_number(each.change_us / 1000, 3, signed=True), each.change_us),
         Cell(change_text(each), each.percent),
     )
 
@@ -228,10 +226,6 @@ def _changes(title: str, changes: Sequence[Change]) -> Table:
         name = INDENT * each.depth + name if isinstance(each, OperatorChange) else name
         table.add_row(*(cell.text for cell in _change_cells(each)), name)
     return table
-
-
-def _signed_ms(us: float) -> str:
-    return format_number(us / 1000, 3, signed=True)
 
 
 def change_text(each: Change) -> str:
