@@ -13,15 +13,15 @@ from pathlib import Path
 from gpurun.launcher.errors import SpecError
 from gpurun.launcher.jobfile.kinds import builtin_named
 from gpurun.launcher.jobfile.model import JobSpec
-from gpurun.launcher.machine.git import SHORT, checked_out, commit_of, is_changed, top_directory
+from gpurun.launcher.machine.git import checked_out, commit_of, top_directory
 from gpurun.launcher.machine.host import inspect_machine
 from gpurun.launcher.plan.build import with_mistakes_of_plan
 from gpurun.launcher.plan.model import GatePlan, Metric, Side
 from gpurun.launcher.processes.pool import WorkerPools
 from gpurun.launcher.run.job import Finished, Job, Output, carry_out, prepare
 from gpurun.launcher.run.max_batch import wants_max
-from gpurun.launcher.run.open import Invocation, load_invocation
-from gpurun.launcher.units import plural
+from gpurun.launcher.run.open import Invocation, code_version, load_invocation
+from gpurun.launcher.units import COMMIT_CHARS, plural
 
 WORKING_COPY = "working copy"
 
@@ -67,7 +67,7 @@ def two_versions(wanted: GateRequest, spec: JobSpec, job_dir: Path) -> Iterator[
             for path in shared:
                 share(Path(path), code / os.path.relpath(path, root))
             a = Side(wanted.against, str(code), str(code / job_dir.relative_to(root)), wanted.a.path)
-            a = with_commit(a, commit[:SHORT], wanted.a)
+            a = with_commit(a, commit[:COMMIT_CHARS], wanted.a)
             b, note = own_side(wanted, root, job_dir), missing_submodules(code)
             yield checked(GatePlan(wanted.threshold_percent, a, b, shared, note), spec)
         return
@@ -79,9 +79,9 @@ def two_versions(wanted: GateRequest, spec: JobSpec, job_dir: Path) -> Iterator[
 
 def own_side(wanted: GateRequest, root: Path | None, job_dir: Path) -> Side:
     """The working copy."""
-    return with_commit(
-        Side(WORKING_COPY, str(root or job_dir), str(job_dir), wanted.b.path), commit_text(root), wanted.b
-    )
+    code = code_version(job_dir)
+    side = Side(WORKING_COPY, str(root or job_dir), str(job_dir), wanted.b.path)
+    return with_commit(side, code.text if code else "", wanted.b)
 
 
 def directory_side(wanted: GateRequest, root: Path | None, job_dir: Path) -> Side:
@@ -101,15 +101,8 @@ def directory_side(wanted: GateRequest, root: Path | None, job_dir: Path) -> Sid
     is_whole = root is not None and top == directory
     inner = directory / job_dir.relative_to(root) if root is not None and is_whole else directory
     side = Side(wanted.against, str(directory), str(inner), wanted.a.path)
-    return with_commit(side, commit_text(top), wanted.a)
-
-
-def commit_text(root: Path | None) -> str:
-    """`1a2b3c4d5e`, with a note if files differ from it; empty outside of git."""
-    commit = commit_of(root) if root is not None else None
-    if root is None or commit is None:
-        return ""
-    return f"{commit[:SHORT]}{' with uncommitted changes' if is_changed(root) else ''}"
+    code = code_version(directory)
+    return with_commit(side, code.text if code else "", wanted.a)
 
 
 def with_commit(side: Side, commit: str, python: Interpreter) -> Side:

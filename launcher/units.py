@@ -9,6 +9,8 @@ Interval = tuple[float, float]
 GIB = 1 << 30
 """Bytes."""
 MINUS = "\u2212"
+COMMIT_CHARS = 10
+"""The characters of a commit that are shown."""
 _BYTES = ("B", "KiB", "MiB", "GiB")
 TWICE = 99.5
 """Percent from which on a difference reads better as a factor."""

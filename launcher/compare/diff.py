@@ -17,7 +17,6 @@ from gpurun.launcher.grouping import leaves
 from gpurun.launcher.jobfile.settings import SETTINGS, settings_for
 from gpurun.launcher.plan.estimate import more_launches
 from gpurun.launcher.plan.model import resolved_setting
-from gpurun.launcher.rundir.records import CodeVersion
 from gpurun.launcher.splits import BALANCED
 from gpurun.launcher.stats.core_waiting import waiting_bias
 from gpurun.launcher.stats.estimates import (
@@ -33,9 +32,6 @@ from gpurun.launcher.stats.estimates import (
 )
 from gpurun.launcher.trace.causes import to_do
 from gpurun.launcher.units import change_text, interval_figures
-
-SHORT = 10
-"""Characters of a commit."""
 
 PASSING_FACTS = {
     "memory_available_gib",
@@ -342,17 +338,12 @@ def _variant(run: Comparison, variant_id: str) -> VariantResult:
 
 def code_marks(a: Comparison, b: Comparison) -> Iterator[str]:
     """`code commit: 1a2b3c4 → 5d6e7f8`, `code train.py: changed`; nothing of runs that didn't record it."""
-    if a.code and b.code and commit_text(a.code) != commit_text(b.code):
-        yield f"code commit: {commit_text(a.code)} → {commit_text(b.code)}"
+    if a.code and b.code and a.code.text != b.code.text:
+        yield f"code commit: {a.code.text} → {b.code.text}"
     files_a, files_b = ({k: v for variant in run.variants for k, v in variant.code.items()} for run in (a, b))
     for name in changed_files(files_a, files_b) if files_a and files_b else ():
         change = "only in A" if name not in files_b else "only in B" if name not in files_a else "changed"
         yield f"code {name}: {change}"
-
-
-def commit_text(code: CodeVersion) -> str:
-    """`1a2b3c4`, or `1a2b3c4 with uncommitted changes`."""
-    return f"{code.commit[:SHORT]}{' with uncommitted changes' if code.is_changed else ''}"
 
 
 def _host_marks(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:

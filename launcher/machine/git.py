@@ -12,13 +12,12 @@ from pathlib import Path
 
 from gpurun.launcher.errors import MachineError
 from gpurun.launcher.machine.helper_process import is_in_use, locked_directory
+from gpurun.launcher.units import COMMIT_CHARS
 
 PURPOSE = "gate"
 """The purpose in the names of temporary directories with worktrees."""
 CHECKOUT_S = 600.0
 """The most that a checkout may take."""
-SHORT = 10
-"""Characters of a commit."""
 TIMEOUT_S = 10.0
 OF_A_REPOSITORY = ("DIR", "WORK_TREE", "INDEX_FILE", "PREFIX", "OBJECT_DIRECTORY", "COMMON_DIR")
 """`GIT_DIR` and others that a hook sets: they would have git look elsewhere."""
@@ -115,7 +114,7 @@ def checked_out(root: Path, commit: str) -> Iterator[Path]:
             tree = str(directory / "code")
             added = git(root, "worktree", "add", "--detach", "--quiet", tree, commit, timeout_s=CHECKOUT_S)
             if added.code != 0:
-                raise MachineError(f"git can't make a worktree of {commit[:SHORT]}: {added.err}")
+                raise MachineError(f"git can't make a worktree of {commit[:COMMIT_CHARS]}: {added.err}")
             yield directory / "code"
         finally:
             with uninterrupted():

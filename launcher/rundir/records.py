@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args
 from msgspec import Meta, Struct
 
 from gpurun.launcher.grouping import grouped
-from gpurun.launcher.units import format_count, refuse_no_time
+from gpurun.launcher.units import COMMIT_CHARS, format_count, refuse_no_time
 
 
 @dataclass(frozen=True)
@@ -448,6 +448,11 @@ class CodeVersion:
     commit: str
     is_changed: bool
     """Whether tracked files differ from the commit."""
+
+    @property
+    def text(self) -> str:
+        """`1a2b3c4d5e`, or `1a2b3c4d5e with uncommitted changes`."""
+        return f"{self.commit[:COMMIT_CHARS]}{' with uncommitted changes' if self.is_changed else ''}"
 
 
 @dataclass(frozen=True)
