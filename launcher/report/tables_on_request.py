@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, TypeVar
@@ -209,7 +209,7 @@ def _shapes(report: TraceReport) -> TableContent:
         tuple(
             ShownRow(
                 (*(figure.cell(row) for figure in _SHAPES), _roofline(row)),
-                f"{row.name} {row.shapes} {_types(row.types)}",
+                f"{row.name} {row.shapes} {', '.join(dict.fromkeys(row.types.split(', ')))}",
             )
             for row in rows
         ),
@@ -223,11 +223,6 @@ def _shapes(report: TraceReport) -> TableContent:
 def _roofline(row: ShapeTotal) -> Cell:
     percent = row.roofline_percent
     return Cell("-" if percent is None else f"{percent:.0f} % {row.bound}", percent)
-
-
-def _types(types: str) -> str:
-    """One word where all tensors have the same type."""
-    return ", ".join(dict.fromkeys(types.split(", ")))
 
 
 _OPERATORS: tuple[FigureColumn[OperatorTotal], ...] = (
