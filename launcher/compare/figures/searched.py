@@ -186,7 +186,7 @@ def winner_findings(search: SearchResult, is_settled: bool) -> tuple[Finding, ..
         if has_step
         else ()
     )
-    return (*(costly_value(search) if num_other > 1 else ()), *use_it)  # else the answer says it
+    return (*(costly_value(search, own) if num_other > 1 else ()), *use_it)  # else the answer says it
 
 
 def untried(found: Sequence[Finding], search: SearchResult | None) -> tuple[Finding, ...]:
@@ -198,11 +198,8 @@ def untried(found: Sequence[Finding], search: SearchResult | None) -> tuple[Find
     )
 
 
-def costly_value(search: SearchResult) -> tuple[Finding, ...]:
-    """The value of the job's own setting that costs most at the best combination; none if none does."""
-    own = next(
-        (combination.settings for combination in search.combinations if combination.variant == search.own), {}
-    )
+def costly_value(search: SearchResult, own: Mapping[str, Any]) -> tuple[Finding, ...]:
+    """The value of the job's `own` setting that costs most at the best combination; none if none does."""
     lacked = {effect.key: NOT_GIVEN for effect in search.effects if effect.key.partition(" ")[0] in own}
     values = lacked | texts_of(own)
     costs = [effect for effect in search.effects if values.get(effect.key) == effect.value]
