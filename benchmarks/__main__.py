@@ -29,9 +29,7 @@ MODULES = (
     "faults.long",
     "traces.trace",
     "traces.timeline",
-    "traces.bubble",
     "traces.sleeping",
-    "splitting.balanced",
     "shi2016",
 )
 NAMES = {module.rpartition(".")[2]: f"benchmarks.{module}" for module in MODULES}

@@ -1,1 +1,0 @@
-"""How near a balanced split comes to the best one."""
