@@ -20,13 +20,7 @@ MODULES = (
     "verdicts.sharing",
     "verdicts.truth",
     "verdicts.tuning",
-    "faults.reliability",
-    "faults.jobs",
-    "faults.supervision",
-    "faults.nodes",
-    "faults.agents",
     "faults.engines",
-    "faults.long",
     "traces.trace",
     "traces.timeline",
     "traces.sleeping",
@@ -43,9 +37,6 @@ OWN = {
 }
 """Those that take arguments of their own, and aren't among all."""
 
-TAKE = {"times": ("jobs", "engines"), "only": ("engines",), "since": ("engines",)}
-"""The benchmarks that take an option."""
-
 
 def main() -> None:
     """Runs the benchmarks one after the other; each writes its own section of RESULTS.md."""
@@ -54,7 +45,7 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; without one, all")
-    parser.add_argument("--times", type=int, help="how often `jobs` or `engines` runs each of its jobs")
+    parser.add_argument("--times", type=int, help="how often `engines` runs each of its jobs")
     parser.add_argument(
         "--only", action="append", metavar="ENGINE", help="that `engines` runs; may be repeated; without, all"
     )
@@ -66,9 +57,8 @@ def main() -> None:
     options = parser.parse_args()
     names = options.names
     given = {key: value for key, value in vars(options).items() if key != "names" and value is not None}
-    for key in given:
-        if len(names) != 1 or names[0] not in TAKE[key]:
-            parser.error(f"--{key} is for {' or '.join(f'`{name}`' for name in TAKE[key])} alone")
+    if given and names != ["engines"]:
+        parser.error("--times, --only and --since are for `engines` alone")
     unknown = [name for name in names if name not in NAMES]
     if unknown:
         parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(NAMES)}")

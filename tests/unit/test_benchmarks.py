@@ -19,7 +19,6 @@ import torch
 
 from benchmarks.__main__ import NAMES, main
 from benchmarks.faults import engines
-from benchmarks.faults.jobs import Tried, text_of
 from benchmarks.fuzz import TARGETS, fuzz, guard
 from benchmarks.fuzz.guard import LIMIT_BYTES, Outcome, run_all
 from benchmarks.gpu import __main__ as gpu_checks
@@ -225,11 +224,6 @@ def test_a_file_that_vanishes_is_not_packed(tmp_path: Path, monkeypatch: pytest.
         assert archive.getnames() == ["kept"]
 
 
-def test_figures_of_jobs_add_up_over_calls(wording: Wording) -> None:
-    first = Tried("script", "2026-01-01 10:00", "abc", 60.4, False, {})
-    wording(text_of([first, replace(first, seconds=40.0, is_lost=True, wrong={"kill": "ok: None"})]))
-
-
 def test_of_jobs_by_engines_those_since_a_commit_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
@@ -254,9 +248,8 @@ def test_of_jobs_by_engines_those_since_a_commit_count(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["jobs", "--since", "HEAD"], "--since is for `engines` alone"),
-        (["startup", "--times", "2"], "--times is for `jobs` or `engines` alone"),
-        (["--only", "Ray"], "--only is for `engines` alone"),
+        (["startup", "--times", "2"], "--times, --only and --since are for `engines` alone"),
+        (["--only", "Ray"], "--times, --only and --since are for `engines` alone"),
         (["engines", "--only", "Rays"], "there is no engine Rays; there are by hand, Open MPI"),
     ],
 )

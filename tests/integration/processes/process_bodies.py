@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gpurun.launcher.machine.process_tree import start_ticks
 from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.files import RunDir, read_json
 
@@ -117,8 +116,7 @@ def end_with(argv: Sequence[str]) -> None:
 def all_reduce_until_fault(argv: Sequence[str]) -> None:
     """`argv`: config file, rank, faulty rank, fault. All ranks reduce; one of them fails on the way.
 
-    A fault `startup X` comes before the group exists, `end X` when it is gone; `two X` has the next rank
-    follow 20 ms later by an exception of its own.
+    A fault `startup X` comes before the group exists, `end X` when it is gone.
     """
     import torch
     import torch.distributed as dist
@@ -141,10 +139,6 @@ def all_reduce_until_fault(argv: Sequence[str]) -> None:
         for step in range(STEPS_BEFORE_FAULT + 2):
             if step == STEPS_BEFORE_FAULT:
                 fail_at("")
-                fail_at("two")
-                if when == "two" and rank == (int(argv[2]) + 1) % config.world_size:
-                    time.sleep(0.02)
-                    raise KeyError("the second one")
             dist.all_reduce(torch.ones(1))
         close_group()
         fail_at("end")
@@ -192,14 +186,6 @@ def _import_nothing() -> None:
     importlib.import_module("no_such_module_anywhere")
 
 
-def _assert_nothing() -> None:
-    raise AssertionError("the loss is no number")
-
-
-def _recurse(depth: int) -> int:
-    return _recurse(depth + 1) + 1
-
-
 def _load(fault: Callable[[], object]) -> None:
     """Has a DataLoader's worker process fail."""
     from torch.utils.data import DataLoader, Dataset
@@ -215,17 +201,6 @@ def _load(fault: Callable[[], object]) -> None:
     list(DataLoader(Broken(), num_workers=1))
 
 
-def _exhaust_memory() -> None:
-    """In a memory cgroup of its own, where there may be one, so that the kernel ends this rank alone."""
-    group = Path(f"/sys/fs/cgroup/memory/gpurun-test-{os.getpid()}")
-    group.mkdir()
-    (group / "memory.limit_in_bytes").write_text(str(64 << 20))
-    (group / "cgroup.procs").write_text(str(os.getpid()))
-    held = []
-    while True:
-        held.append(bytearray(os.urandom(1 << 20)))
-
-
 FAULTS: dict[str, Callable[[], object]] = {
     "none": lambda: None,
     "raise": _raise,
@@ -235,40 +210,7 @@ FAULTS: dict[str, Callable[[], object]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "segfault": lambda: ctypes.string_at(0),
     "abort": os.abort,
-    "term": lambda: os.kill(os.getpid(), signal.SIGTERM),
-    "bus error": lambda: os.kill(os.getpid(), signal.SIGBUS),
-    "floating point": lambda: os.kill(os.getpid(), signal.SIGFPE),
-    "illegal": lambda: os.kill(os.getpid(), signal.SIGILL),
     "import": _import_nothing,
-    "no file": lambda: Path("no such file").read_text(),
-    "assertion": _assert_nothing,
-    "recursion": lambda: _recurse(0),
-    "index": lambda: [][0],
-    "no memory": lambda: bytearray(1 << 60),
-    "sleep": lambda: time.sleep(3600),
-    "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
-    "memory": _exhaust_memory,
     "loader-raise": lambda: _load(_raise),
     "loader-kill": lambda: _load(lambda: os.kill(os.getpid(), signal.SIGKILL)),
 }
-
-
-def fail_as(faults: str, rank: int) -> None:
-    """Rank 1 fails; of two faults, such as "raise, then kill", rank 0 follows 50 ms later by the second.
-
-    How long the kernel takes to end a process that is killed doesn't count. Rank 0 may be some steps ahead,
-    and doesn't wait for long.
-    """
-    (first, _, second), name = faults.partition(", then "), f"{faults} began"
-    if rank == 1:
-        mark(".", name, str(os.getpid()))
-        FAULTS[first]()
-    elif rank == 0 and second:
-        deadline = time.monotonic() + 1
-        while not (began := Path(name).exists()) and time.monotonic() < deadline:
-            time.sleep(0.001)
-        while began and first == "kill" and start_ticks(int(Path(name).read_text())) is not None:
-            time.sleep(0.001)
-        time.sleep(0.05)
-        if began:
-            FAULTS[second]()

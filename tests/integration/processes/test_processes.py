@@ -186,6 +186,11 @@ EXPECTED = {
     "exit": ("exit", "exit code 3"),
     "segfault": ("signal", "killed by SIGSEGV"),
     "abort": ("signal", "killed by SIGABRT"),
+    "import": ("exception", "raised ModuleNotFoundError"),
+    "loader-raise": ("exception", "raised ValueError: Caught ValueError in DataLoader worker"),
+    "loader-kill": ("exception", "DataLoader worker"),
+    "startup segfault": ("signal", "killed by SIGSEGV"),
+    "end exit": ("exit", "exit code 3"),
 }
 
 

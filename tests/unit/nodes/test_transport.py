@@ -175,7 +175,7 @@ def test_connections_that_break_cost_no_message_and_no_order(port: int, loop: Li
 
 
 def test_connections_and_heartbeats_are_linear_in_the_number_of_nodes(port: int, loop: LinkLoop) -> None:
-    """Each node has one connection, to node 0. `benchmarks.faults.agents` measures 256 of them."""
+    """Each node has one connection, to node 0."""
     num_nodes = 9
     with connected(loop, *(options(rank, port, num_nodes=num_nodes) for rank in range(num_nodes))):
         found = [one for one in psutil.net_connections("tcp") if one.status == "ESTABLISHED"]
