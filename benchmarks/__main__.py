@@ -9,12 +9,8 @@ import sys
 MODULES = (
     "cost.startup",
     "cost.launch",
-    "cost.engine_start",
-    "cost.hooks",
     "cost.overhead",
     "cost.sweep",
-    "cost.profiler",
-    "cost.memory",
     "verdicts.accuracy",
     "verdicts.statistics",
     "verdicts.sharing",

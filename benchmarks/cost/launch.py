@@ -157,8 +157,10 @@ gradient_check: false
 """
 
 
-def last_ready_s(directory: Path, started_ns: int, ranks: int) -> float:
-    """Seconds from the start of the command until the last rank was ready; removes the marks."""
+def command_s(directory: Path, ranks: int, argv: list[str]) -> float:
+    """Seconds from the start of a command until the last of its ranks was ready; removes the marks."""
+    started_ns = time.time_ns()
+    wall_s(argv, directory, {"READY_DIRECTORY": str(directory)})
     files = sorted(directory.glob("ready[0-9]*"))
     if len(files) != ranks:
         raise SystemExit(f"only {len(files)} of {ranks} ranks were ready")
@@ -166,13 +168,6 @@ def last_ready_s(directory: Path, started_ns: int, ranks: int) -> float:
     for file in files:
         file.unlink()
     return (last_ns - started_ns) / 1e9
-
-
-def command_s(directory: Path, ranks: int, argv: list[str]) -> float:
-    """Seconds from the start of a command until the last of its ranks was ready."""
-    started_ns = time.time_ns()
-    wall_s(argv, directory, {"READY_DIRECTORY": str(directory)})
-    return last_ready_s(directory, started_ns, ranks)
 
 
 def commands(ranks: int) -> dict[str, list[str]]:

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
@@ -58,10 +58,6 @@ class Engine:
     """What it calls the second node."""
     submit: Callable[[Path, Environ], Started]
     """Starts the job in the directory, as gpurun's users do."""
-    bare: Callable[[Path, Sequence[str], int], list[str]] | None = None
-    """The command that starts something so many times on each node, from a directory with `job.yaml`."""
-    env: Environ = field(default_factory=dict)
-    """That of this command."""
 
 
 def spawned(argv: Sequence[str], directory: Path, env: Environ) -> subprocess.Popen[str]:
@@ -93,13 +89,6 @@ def mpi(name: str, hosts: Hosts, launch_agent: Path) -> Engine:
     """`mpirun` of an MPI."""
     enter = hosts.entering(0)
 
-    def bare(directory: Path, argv: Sequence[str], per_node: int) -> list[str]:
-        slots = ",".join(f"{host}:{per_node}" for host in NAMES)
-        hosts_option, _, *launching = OPTIONS[name]
-        unbound = ["--bind-to", "none"] if name == "openmpi" else []
-        place = [hosts_option, slots, *unbound, *launching, str(launch_agent), "-np", str(2 * per_node)]
-        return [*enter, f"mpirun.{name}", *place, *argv]
-
     def submit(directory: Path, env: Environ) -> Started:
         mpirun = executable(directory / "bin" / "mpirun", f'#!/bin/sh\nexec mpirun.{name} "$@"\n')
         options = [f"--mpirun={word}" for word in (*OPTIONS[name], str(launch_agent))]
@@ -108,14 +97,11 @@ def mpi(name: str, hosts: Hosts, launch_agent: Path) -> Engine:
         process = spawned(command, directory, {**AS_ROOT, **env, "PATH": path})
         return Started([process], partial(os.killpg, process.pid, signal.SIGINT))
 
-    return Engine(NAMES[1], submit, bare, AS_ROOT)
+    return Engine(NAMES[1], submit)
 
 
 def slurm(cluster: SlurmCluster) -> Engine:
     """A Slurm of two nodes on this machine."""
-
-    def bare(directory: Path, argv: Sequence[str], per_node: int) -> list[str]:
-        return ["srun", "--nodes=2", f"--ntasks-per-node={per_node}", *argv]
 
     def submit(directory: Path, env: Environ) -> Started:
         process = spawned([*GPURUN, "submit", "job.yaml", "--slurm"], directory, {**cluster.env, **env})
@@ -131,43 +117,23 @@ def slurm(cluster: SlurmCluster) -> Engine:
 
         return Started([], partial(cluster.run, "scancel", job_id), directory / f"slurm-{job_id}.out", finish)
 
-    return Engine(NODES[1], submit, bare, cluster.env)
+    return Engine(NODES[1], submit)
 
 
 def ray(cluster: Environ) -> Engine:
     """A Ray of two nodes on this machine; `ray job stop` sends SIGTERM to the driver, too."""
 
-    def bare(directory: Path, argv: Sequence[str], per_node: int) -> list[str]:
-        words = argv if per_node == 1 else ["bash", "-c", EACH_RANK.replace("PER_NODE", str(per_node)), *argv]
-        return [str(ENGINES), "-c", ray_driver(directory, lambda _: words)]
-
     def submit(directory: Path, env: Environ) -> Started:
         known = [f"{name}={value}" for name, value in env.items()]  # actors don't inherit it
-        write(directory, "driver.py", ray_driver(directory, lambda command: ["env", *known, *command]))
+        dry_run = [*GPURUN, "submit", "job.yaml", "--to", "ray", "--dry-run"]
+        text = subprocess.run(dry_run, cwd=directory, check=True, capture_output=True, text=True).stdout
+        (line,) = re.findall(r"^COMMAND = .*$", text, re.MULTILINE)
+        command = ["env", *known, *ast.literal_eval(line.partition(" = ")[2])]
+        write(directory, "driver.py", text.replace(line, f"COMMAND = {command!r}"))
         process = spawned([str(ENGINES), "driver.py"], directory, {**cluster, **env})
         return Started([process], process.terminate)
 
-    return Engine("node 1 (", submit, bare, cluster)
-
-
-EACH_RANK = """
-address=${@: -3:1}
-export WORLD_SIZE=$((2 * PER_NODE)) MASTER_ADDR=${address%:*} MASTER_PORT=29555
-for ((local = 0; local < PER_NODE; local++)); do
-    RANK=$((PER_NODE * ${@: -1} + local)) "$0" "$@" &
-done
-wait
-"""
-"""What an actor has bash do for a script: its words end with `--rendezvous ADDRESS --node-rank NUMBER`."""
-
-
-def ray_driver(directory: Path, change: Callable[[list[str]], Sequence[str]]) -> str:
-    """What `gpurun submit` writes for Ray in a directory with `job.yaml`, with a changed command."""
-    command = [*GPURUN, "submit", "job.yaml", "--to", "ray", "--dry-run"]
-    text = subprocess.run(command, cwd=directory, check=True, capture_output=True, text=True).stdout
-    (line,) = re.findall(r"^COMMAND = .*$", text, re.MULTILINE)
-    changed = list(change(ast.literal_eval(line.partition(" = ")[2])))
-    return text.replace(line, f"COMMAND = {changed!r}")
+    return Engine("node 1 (", submit)
 
 
 ALL = ("by hand", "Open MPI", "MPICH", "Slurm", "Ray")

@@ -46,7 +46,7 @@ COMPARED = """
 PROGRAM = """
     name: two
     script: train.py
-    devices: cpu:RANKS
+    devices: cpu:1
     nodes: 2
     profile: {steps: 0}
 """
@@ -128,10 +128,10 @@ def _ended_early(
     return "" if not is_fine and words in said else said[-2000:]
 
 
-def program(directory: Path, body: str, per_node: int = 1) -> None:
+def program(directory: Path, body: str) -> None:
     """A job whose program does this in every step."""
     write(directory, "train.py", textwrap.dedent(TRAIN).replace("BODY", body))
-    write(directory, "job.yaml", textwrap.dedent(PROGRAM).replace("RANKS", str(per_node)))
+    write(directory, "job.yaml", PROGRAM)
 
 
 def kill_second(token: str) -> None:
