@@ -1,18 +1,16 @@
 """Times whole commands in turn, and writes the results."""
 
 import datetime
-import json
 import os
 import platform
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from gpurun.launcher.stats.estimates import hodges_lehmann, wilcoxon_interval
 
@@ -48,26 +46,6 @@ def in_turn(commands: Mapping[K, Callable[[], T]], runs: int, uncounted: int = 1
         for name in order:
             figures[name].append(commands[name]())
     return {name: found[uncounted:] for name, found in figures.items()}
-
-
-def concluded(
-    job: str, *words: str, command: Sequence[str] = (), files: Mapping[str, str] | None = None
-) -> tuple[dict[str, Any], float]:
-    """What `gpurun` concludes of a job in a directory of its own, and the seconds that it takes.
-
-    Args:
-        job: its YAML or JSON.
-        words: options.
-        command: of gpurun, if not the one that runs a job.
-        files: by name, next to the job.
-    """
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        for file, text in {"job.yaml": job, **(files or {})}.items():
-            (directory / file).write_text(text)
-        argv = [sys.executable, "-m", "gpurun", *command, "job.yaml", *words, "--out", "run"]
-        seconds = wall_s(argv, directory)
-        return json.loads((directory / "run" / "comparison.json").read_text()), seconds
 
 
 def centre_and_interval(differences: Sequence[float]) -> tuple[float, tuple[float, float]]:
