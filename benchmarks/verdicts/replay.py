@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -50,7 +50,7 @@ LOAD = """
 import os, random, sys, time
 parent = os.getppid()
 percent, is_bursty = abs(float(sys.argv[1])), float(sys.argv[1]) < 0
-chance = random.Random(int(sys.argv[2]))
+chance = random.Random(7)
 while os.getppid() == parent:
     busy_s = chance.uniform(0.2, 5.0) if is_bursty else 0.05
     until = time.monotonic() + busy_s
@@ -207,12 +207,12 @@ def rounded(value: Any) -> Any:
 
 
 @contextmanager
-def other_load(percent: float, seed: int = 7) -> Iterator[None]:
+def other_load(percent: float) -> Iterator[None]:
     """A process that keeps a core busy for so many percent of the time; negative: in bursts."""
     if not percent:
         yield
         return
-    process = subprocess.Popen([sys.executable, "-c", LOAD, str(percent), str(seed)])
+    process = subprocess.Popen([sys.executable, "-c", LOAD, str(percent)])
     try:
         yield
     finally:
@@ -238,10 +238,28 @@ def launched(name: str, num: int) -> Recorded:
         (directory / "computing.py").write_text(COMPUTES.replace("MS", "20"))
         rounds = f", rounds: {num * ROUNDS}" if "workload" in JOBS[name] else ""  # a program has none
         (directory / "job.yaml").write_text(f"{JOBS[name]}{COMMON}steps: {{launches: {num}{rounds}}}\n")
-        argv = [sys.executable, "-m", "benchmarks.verdicts.live", "--job", str(directory / "job.yaml")]
+        argv = [sys.executable, "-m", "benchmarks.verdicts.replay", "--job", str(directory / "job.yaml")]
         argv += ["--out", str(directory / "run"), "--quiet"]
         subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         return read_run(RunDir(directory / "run"))
+
+
+def run_alike(argv: Sequence[str]) -> None:
+    """`gpurun job.yaml`, in which every variant has the samples of the first; ends the process.
+
+    A job file can't say that: the same samples are measured once.
+    """
+    from gpurun.launcher.cli.main import cli
+    from gpurun.launcher.plan.build import build_plan
+    from gpurun.launcher.run import job
+
+    def alike(*args: Any) -> Plan:
+        plan = build_plan(*args)
+        split = plan.variants[0].split
+        return replace(plan, variants=tuple(replace(one, split=split) for one in plan.variants))
+
+    vars(job)["build_plan"] = alike
+    cli(argv)
 
 
 def read_run(run: RunDir) -> Recorded:
@@ -267,6 +285,8 @@ def load_in(measured: MeasuredVariant, key: RoundKey) -> float | None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--job"]:
+        run_alike(sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", nargs="?", choices=["record"])
     parser.add_argument("--directory", type=Path, default=RECORDED)
