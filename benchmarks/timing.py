@@ -20,9 +20,12 @@ RESULTS = Path(__file__).with_name("RESULTS.md")
 BIN = Path(sys.executable).parent
 
 
-def wall_s(argv: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None) -> float:
-    """Seconds that a command takes; its output is shown if it fails."""
-    start = time.perf_counter()
+def output(argv: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None) -> str:
+    """What a command prints.
+
+    Raises:
+        RuntimeError: it failed; with all that it said.
+    """
     done = subprocess.run(
         argv,
         cwd=cwd,
@@ -32,10 +35,16 @@ def wall_s(argv: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None)
         text=True,
         check=False,
     )
-    seconds = time.perf_counter() - start
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(argv)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-    return seconds
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(argv)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def wall_s(argv: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None) -> float:
+    """Seconds that a command takes."""
+    start = time.perf_counter()
+    output(argv, cwd, env)
+    return time.perf_counter() - start
 
 
 def in_turn(commands: Mapping[K, Callable[[], T]], runs: int, uncounted: int = 1) -> dict[K, list[T]]:

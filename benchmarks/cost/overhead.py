@@ -63,7 +63,6 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    from gpurun.launcher.plan.rank_config import LaunchConfig
     from gpurun.launcher.rundir.records import VariantConfig
     from gpurun.launcher.worker.accelerators.clock import no_garbage_collection
     from gpurun.launcher.worker.accelerators.runtime import runtime_of
@@ -73,6 +72,7 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
     from gpurun.launcher.worker.training.timed_rounds import TimedRounds, TraceRequests, load_of
     from gpurun.launcher.worker.training.trainer import Trainer
     from gpurun.workloads.base import Workload
+    from tests.launches import launch_config
 
     def built() -> Workload:
         """What the worker would train, which here is no micro-benchmark."""
@@ -85,20 +85,14 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
     torch.set_num_threads(1)
     half = GLOBAL_BATCH // RANKS
     variant = VariantConfig("ddp-2-even", (half,) * RANKS, 1)
-    config = LaunchConfig(
-        launch="bench",
+    config = launch_config(
+        variant,
         run_dir=str(out.parent),
         workload=workload_name,
         job_dir=str(out.parent),
         params=params,
         strategy="ddp",
-        devices=("cpu",) * RANKS,
         backend="gloo",
-        precision="fp32",
-        seed=0,
-        threads=1,
-        variants=(variant,),
-        baseline=None,
         warmup=10,
         rounds=ROUNDS,
     )

@@ -2,16 +2,15 @@
 
 import json
 import math
-import os
 import re
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.timing import output
 from gpurun.launcher.stats.estimates import percent_from_log, t_quantile
 
 LEAST_TURNS, MOST_TURNS = 3, 10
@@ -37,18 +36,7 @@ class Side:
         Raises:
             RuntimeError: it failed.
         """
-        done = subprocess.run(
-            self.within(line),
-            cwd=self.directory,
-            env={**os.environ, **self.env},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(line)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-        return done.stdout
+        return output(self.within(line), self.directory, self.env)
 
     def by_gpurun_ms(self, what: Sequence[str], size: str, *settings: str) -> float:
         """Milliseconds per step of one run, of which `size` says how long it is."""
