@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from operator import attrgetter
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -46,7 +47,14 @@ from gpurun.launcher.trace.model import (
     TraceReport,
     overall_gb_per_s,
 )
-from gpurun.launcher.units import format_count, format_number, format_percent, us_in_ms, whole_parts
+from gpurun.launcher.units import (
+    format_count,
+    format_number,
+    format_percent,
+    numbers_text,
+    us_in_ms,
+    whole_parts,
+)
 
 MAX_STEPS = 20
 MAX_NAMES = 10
@@ -125,8 +133,7 @@ def render_trace(report: TraceReport, width: int, details: bool = True) -> str:
         "kernels", [rank.kernels for rank in whole_ranks(report.ranks)], lambda row: row.device_us
     )
     on_gpu = any(row.device_us for rank in report.ranks for row in rank.ops)
-    time_us: Callable[[NameTotal], float]
-    time_us = (lambda row: row.device_us) if on_gpu else (lambda row: row.host_us)
+    time_us = attrgetter("device_us" if on_gpu else "host_us")
     has_kernels = any(rank.total.num_kernels for rank in report.ranks)
     title = "CPU operators" if has_kernels and not on_gpu else "operators"
     parts += _names(title, [rank.ops for rank in whole_ranks(report.ranks)], time_us)
@@ -322,7 +329,7 @@ def _pipeline(stages: Sequence[PipelineStage], width: int) -> list[RenderableTyp
         awaited = ", ".join(f"stage {other}: {us_in_ms(us)}" for other, us in each.waits_us.items() if us)
         table.add_row(
             str(each.stage),
-            ranges_text(each.ranks),
+            numbers_text(sorted(each.ranks)),
             us_in_ms(each.span_us),
             us_in_ms(each.bubble_us),
             share,
@@ -352,14 +359,6 @@ def _messages(stages: Sequence[PipelineStage], width: int) -> list[RenderableTyp
         label = f"stage {stage} {message.way} {message.stage}"
         table.add_row(label, *waits, *[""] * (shown - len(waits)))
     return ["", table, *([f"… and {longest - shown} more; --json has all"] if longest > shown else [])]
-
-
-def ranges_text(ranks: Sequence[int]) -> str:
-    """`0-3, 8` for 0, 1, 2, 3, 8."""
-    ordered = sorted(ranks)
-    breaks = [0, *(i for i, (a, b) in enumerate(pairwise(ordered), 1) if b != a + 1), len(ordered)]
-    runs = [ordered[first:last] for first, last in pairwise(breaks)]
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs if run)
 
 
 MAX_ROWS = 30
