@@ -473,7 +473,8 @@ def curve_lines(comparison: Comparison) -> list[Text]:
         lines += [Text()] if lines else []
         lines.append(Text(_title(variant), "bold"))
         for table in curve_tables(variant, is_alone=True):
-            lines += _table_lines(table)
+            header, *rows = grid(table.header, table.rows, right=range(len(table.header)))
+            lines += [Text(header, "dim"), *map(Text, rows)]
         if variant.status not in MEASURED:
             lines.append(Text(f"{variant.status}: {variant.reason or 'no figures'}"))
     return lines
@@ -483,15 +484,6 @@ def _title(variant: VariantResult) -> str:
     devices = devices_text(variant.devices)
     varied = {key: value for key, value in variant.varied.items() if key not in ("precision", "workload")}
     return " ".join((f"{variant.workload} on {devices}, {variant.precision}", *varied_texts(varied)))
-
-
-def _table_lines(table: CurveTable) -> list[Text]:
-    cells = zip(*table.rows, strict=True)
-    columns = [
-        Column(header, tuple(map(Text, texts)), right=True)
-        for header, texts in zip(table.header, cells, strict=True)
-    ]
-    return [header_line(columns), *(row_line(columns, row) for row in range(len(table.rows)))]
 
 
 def _time_text(point: CurvePoint) -> str:
