@@ -250,7 +250,7 @@ class ColumnWriter(AbstractContextManager["ColumnWriter"]):
 
     def _add_bands(self, rank: int, draft: RankDraft, parts: list[PartEntry], realigned: Realigned) -> None:
         """Device activity: moments of each class, unchanged for sums and merged for a lane of each sort."""
-        found = exclusive(draft.activities, transfers(draft))
+        found = exclusive(draft.activity, draft.data, transfers(draft))
         start, end, kind = _on_clock(found, realigned)
         self._write(moment_start=start, moment_end=end, moment_kind=kind)
         begin = max((last for _, last in self.moments.values()), default=0)

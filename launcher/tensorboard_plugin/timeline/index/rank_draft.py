@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from gpurun.launcher.tensorboard_plugin.timeline.format import BlockKind, Int8, Int32, join
 from gpurun.launcher.trace.analysis.collectives.clocks import Realigned
+from gpurun.launcher.trace.analysis.digest import DeviceActivity, gpu_activity
 from gpurun.launcher.trace.analysis.steps import host_steps, launched
 from gpurun.launcher.trace.analysis.tables import compute_ops, cpu_compute
-from gpurun.launcher.trace.intervals import EMPTY, Int64, Intervals, union
+from gpurun.launcher.trace.intervals import EMPTY, Int64, Intervals
 from gpurun.launcher.trace.kineto.classify import WAITING_CALLS, GpuKind, HostKind
 from gpurun.launcher.trace.kineto.columns import HostRange, Numbering, Spans, Trace
 
@@ -132,50 +133,29 @@ def _of_ranges(ranges: Sequence[HostRange], names: NameNumbers) -> Ranges:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class Activities:
-    """Moments of each class; they may overlap."""
-
-    compute: Intervals
-    comm: Intervals
-    copies: Intervals
-    data: Intervals
-    """The training loop waits for its next batch."""
-
-
-def activities(trace: Trace) -> Activities:
+def activity_of(trace: Trace) -> DeviceActivity:
     """Activity of the GPU if there is GPU work, else of the CPU, where operators count as compute."""
-    data = trace.union_of(HostKind.DATA)
-    if len(trace.gpu):
-        return Activities(
-            _of_gpu(trace, GpuKind.COMPUTE),
-            _of_gpu(trace, GpuKind.COMM),
-            _of_gpu(trace, GpuKind.MEMCPY, GpuKind.MEMSET),
-            data,
-        )
-    return Activities(cpu_compute(trace), trace.union_of(HostKind.COMM), EMPTY, data)
+    gpu = trace.gpu
+    if len(gpu):
+        return gpu_activity(gpu.start, gpu.end, gpu.kind, EMPTY)
+    return DeviceActivity(cpu_compute(trace), trace.union_of(HostKind.COMM), EMPTY)
 
 
-def _of_gpu(trace: Trace, *kinds: GpuKind) -> Intervals:
-    chosen = np.isin(trace.gpu.kind, kinds)
-    return union(trace.gpu.start[chosen], trace.gpu.end[chosen])
-
-
-def exclusive(found: Activities, transfers: Intervals) -> dict[BlockKind, Intervals]:
+def exclusive(found: DeviceActivity, data: Intervals, transfers: Intervals) -> dict[BlockKind, Intervals]:
     """The moments without overlap: each counts for the first of compute, communication, copy and input.
 
     Args:
         found: what the device did.
+        data: when the training loop waited for its next batch.
         transfers: when collectives moved data; other communication is waiting.
     """
     comm = found.comm.subtract(found.compute)
-    busy = found.compute.join(found.comm)
     return {
         BlockKind.COMPUTE: found.compute,
         BlockKind.TRANSFER: comm.intersect(transfers),
         BlockKind.WAIT: comm.subtract(transfers),
-        BlockKind.COPY: found.copies.subtract(busy),
-        BlockKind.INPUT: found.data.subtract(busy.join(found.copies)),
+        BlockKind.COPY: found.copies.subtract(found.compute.join(found.comm)),
+        BlockKind.INPUT: data.subtract(found.busy),
     }
 
 
@@ -248,7 +228,9 @@ class RankDraft:
     lanes: tuple[LaneDraft, ...]
     collectives: Int64
     """Entries that are the wait of a collective."""
-    activities: Activities
+    activity: DeviceActivity
+    data: Intervals
+    """When the training loop waited for its next batch."""
     num_events: int
     num_hidden: int
     """Number of ranges nested too deeply to be shown."""
@@ -270,7 +252,8 @@ def draft(trace: Trace) -> RankDraft:
         names=tuple(names),
         lanes=tuple(layout.lanes),
         collectives=collectives,
-        activities=activities(trace),
+        activity=activity_of(trace),
+        data=trace.union_of(HostKind.DATA),
         num_events=len(threads.start) + len(streams.start),
         num_hidden=layout.num_hidden,
     )
