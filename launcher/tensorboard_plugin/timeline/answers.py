@@ -245,6 +245,7 @@ def _by_name(index: Index, chosen: NDArray[np.intp]) -> list[dict[str, Any]]:
 
 
 def _found(index: Index, entry: int) -> dict[str, Any]:
+    """What an entry is, and where it stands; of a collective, with its wait and its transfer."""
     column = index.columns
     place = index.place(entry)
     last = entry if index.part_at(entry) is None else entry + 1
@@ -330,24 +331,16 @@ def event_answer(index: Index, entry: int) -> dict[str, Any]:
     """The details of an entry for the panel below the timeline; see README.md."""
     part = index.part_at(entry)
     entry = entry if part is None else int(index.columns["part_entry"][part])
-    start, end = _span(index, entry, part)
-    place = index.place(entry)
-    lane = index.lane(place.lane)
+    found = _found(index, entry)
+    start, end, lane = found["start_ns"], found["end_ns"], index.lane(found["lane"])
     launch = int(index.columns["launch"][entry])
     correlation = int(index.columns["correlation"][entry])
     return {
-        "id": entry,
-        "name": index.name_of(entry),
-        "class": KIND_NAMES[int(index.columns["kind"][entry if part is None else entry + 1])],
-        "rank": lane.rank,
-        "lane": place.lane,
-        "row": place.row,
+        **found,
         "lane_label": lane.label,
         "step": _step(index, lane.rank, start if launch < 0 else int(index.columns["start"][launch])),
-        "start_ns": start,
-        "end_ns": end,
         "duration_ns": end - start,
-        "self_ns": _self_ns(index, place.lane, place.row, start, end),
+        "self_ns": _self_ns(index, found["lane"], found["row"], start, end),
         "exposed_ns": _exposed_ns(index, lane.rank, start, end) if part is not None else None,
         "launched_by": None if launch < 0 else _brief(index, launch),
         "launch_to_start_ns": None if launch < 0 else start - int(index.columns["start"][launch]),
@@ -409,11 +402,6 @@ def _neighbour(index: Index, number: int, step: int) -> int | None:
             return other
         other += step
     return None
-
-
-def _span(index: Index, entry: int, part: int | None) -> tuple[int, int]:
-    last = entry if part is None else entry + 1
-    return int(index.columns["start"][entry]), int(index.columns["end"][last])
 
 
 def _step(index: Index, rank: int, time_ns: int) -> int | None:
