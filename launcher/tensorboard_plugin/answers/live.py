@@ -54,26 +54,29 @@ def progress_answer(listed: Listed, devices: LiveDevices) -> dict[str, Any]:
     events = _events(listed, plan) if plan else []
     stage = _stage(plan, events) if plan and now == "running" else None
     done = _done(plan, events) if plan else None
-    rows = [
-        _variant(listed, each) for each in (plan.variants if plan else ())[:MAX_VARIANTS] if is_name(each.id)
-    ]
+    comparison = read_comparison(listed)
+    statuses: dict[str, str] = {each.id: each.status for each in comparison.variants} if comparison else {}
+    if stage:
+        statuses[stage["variant"]] = "running"
     found = {
         "status": now,
-        "headline": _without_figures(listed, plan, now) if plan else None,
+        "headline": _without_figures(plan, now) if plan and comparison is None else None,
         "details": RANKED_LATER if now == "running" else None,
         "stage": stage,
         "done": 1.0 if now == "done" else done,
-        "variants": _with_status(listed, rows, stage),
+        "variants": [
+            _variant(listed, each, statuses.get(each.id, "planned"))
+            for each in (plan.variants if plan else ())[:MAX_VARIANTS]
+            if is_name(each.id)
+        ],
         "live": devices.of(read_host(listed)) if now == "running" else [],
     }
     seconds_left = _seconds_left(events, done, time_s) if now == "running" else None
     return {"version": version(found), "time_s": time_s, "seconds_left": seconds_left, **found}
 
 
-def _without_figures(listed: Listed, plan: Plan, now: str) -> str | None:
+def _without_figures(plan: Plan, now: str) -> str | None:
     """The conclusion of a run before any variant has figures; of other runs it is in `run`."""
-    if read_comparison(listed) is not None:
-        return None
     if now == "running":
         return NOT_RANKED_YET
     return nothing_measured(plan, complete=now == "done").headline
@@ -156,7 +159,7 @@ def _seconds_left(events: LaunchEvents, done: float | None, time_s: float) -> fl
     return max(elapsed_s * (1 / done - 1), 0.0)
 
 
-def _variant(listed: Listed, variant: Variant) -> dict[str, Any]:
+def _variant(listed: Listed, variant: Variant, status: str) -> dict[str, Any]:
     files = rank_files(listed.run.variant(variant.id), ".jsonl")
     ranks = [
         _rank(listed, variant, rank, path)
@@ -168,19 +171,8 @@ def _variant(listed: Listed, variant: Variant) -> dict[str, Any]:
         "label": variant_label(variant),
         "rounds": max((rank.pop("rounds") for rank in ranks), default=0),
         "ranks": ranks,
+        "status": status,
     }
-
-
-def _with_status(
-    listed: Listed, rows: list[dict[str, Any]], stage: dict[str, Any] | None
-) -> list[dict[str, Any]]:
-    comparison = read_comparison(listed)
-    known = {each.id: each.status for each in comparison.variants} if comparison else {}
-    running = stage["variant"] if stage else None
-    return [
-        {**row, "status": "running" if row["id"] == running else known.get(row["id"], "planned")}
-        for row in rows
-    ]
 
 
 def _rank(listed: Listed, variant: Variant, rank: int, path: Path) -> dict[str, Any]:
