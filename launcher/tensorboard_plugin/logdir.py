@@ -113,35 +113,26 @@ def walk(root: Path, is_leaf: Callable[[Directory], bool]) -> Iterator[Directory
     left out. Every directory is visited once, however many links lead to it; at most `MAX_ENTRIES` entries
     are read.
     """
-    return _walk(Tree(root, is_leaf), root, 0, MAX_ENTRIES)
+    seen: set[tuple[int, int]] = set()
 
+    def below(path: Path, depth: int, most: int) -> Generator[Directory, None, int]:
+        """Reads at most so many entries, and returns how many.
 
-@dataclass(frozen=True)
-class Tree:
-    """The state of a walk through a directory."""
+        All directories in one have the same share, or the last ones more: a large one doesn't hide others.
+        """
+        found = _list(root, path, most, seen) if most else None
+        if found is None:
+            return 0
+        files, directories = found
+        left = most - len(files) - len(directories)
+        directory = Directory(path, files)
+        yield directory
+        if depth < MAX_DEPTH and ENVIRONMENT not in files and not is_leaf(directory):
+            for num_left, name in zip(range(len(directories), 0, -1), directories, strict=True):
+                left -= yield from below(path / name, depth + 1, left // num_left)
+        return most - left
 
-    root: Path
-    is_leaf: Callable[[Directory], bool]
-    seen: set[tuple[int, int]] = field(default_factory=set)
-    """Devices and inodes of the directories."""
-
-
-def _walk(tree: Tree, path: Path, depth: int, most: int) -> Generator[Directory, None, int]:
-    """Reads at most so many entries, and returns how many.
-
-    All directories in one have the same share, or the last ones more: a large one doesn't hide others.
-    """
-    found = _list(tree, path, most) if most else None
-    if found is None:
-        return 0
-    files, directories = found
-    left = most - len(files) - len(directories)
-    directory = Directory(path, files)
-    yield directory
-    if depth < MAX_DEPTH and ENVIRONMENT not in files and not tree.is_leaf(directory):
-        for num_left, name in zip(range(len(directories), 0, -1), directories, strict=True):
-            left -= yield from _walk(tree, path / name, depth + 1, left // num_left)
-    return most - left
+    return below(root, 0, MAX_ENTRIES)
 
 
 def is_text(name: str) -> bool:
@@ -161,15 +152,20 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _list(tree: Tree, path: Path, most: int) -> tuple[tuple[str, ...], list[str]] | None:
-    """Names of files and of directories, at most so many; `None` for one that isn't readable, or known."""
+def _list(
+    root: Path, path: Path, most: int, seen: set[tuple[int, int]]
+) -> tuple[tuple[str, ...], list[str]] | None:
+    """Names of files and of directories, at most so many; `None` for one that isn't readable or is known.
+
+    `seen`: devices and inodes of the directories that are known, to which this one is added.
+    """
     files: list[str] = []
     directories: list[str] = []
     with suppress(OSError, RuntimeError, ValueError):
         status = path.stat()
-        if (status.st_dev, status.st_ino) in tree.seen or not path.resolve().is_relative_to(tree.root):
+        if (status.st_dev, status.st_ino) in seen or not path.resolve().is_relative_to(root):
             return None
-        tree.seen.add((status.st_dev, status.st_ino))
+        seen.add((status.st_dev, status.st_ino))
         with os.scandir(path) as listing:
             for number, entry in enumerate(listing):
                 if number >= most:
