@@ -1,6 +1,6 @@
 // Small line charts: sparklines that share a scale, and steps over time.
 
-import { onWidth, svg } from '../shared/dom.js';
+import { picture, svg } from '../shared/dom.js';
 import { number, three, tickDecimals } from '../shared/format.js';
 import { around, last, roundStep, ticks } from '../shared/scale.js';
 
@@ -56,9 +56,7 @@ const BOTTOM = 26;
  * @param {number} [height]
  */
 export function lineChart(series, label, height = 232) {
-  const root = svg('svg', { class: 'line-chart', role: 'img', 'aria-label': label });
-  onWidth(root, (width) => root.replaceChildren(...chartParts(series, width, height)));
-  return root;
+  return picture({ class: 'line-chart', role: 'img', 'aria-label': label }, (width) => chartParts(series, width, height));
 }
 
 /** @param {Series[]} series @param {number} width @param {number} height */

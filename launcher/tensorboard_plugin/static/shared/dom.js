@@ -97,11 +97,6 @@ export function hidden(text) {
  * @param {(string | number)[][]} rows
  */
 export function hiddenTable(caption, header, rows) {
-  /**
-   * @param {'th' | 'td'} name
-   * @param {(string | number)[]} texts
-   * @param {Attributes<HTMLElement>} attributes
-   */
   /** @param {'th' | 'td'} name @param {(string | number)[]} texts @param {Attributes<HTMLElement>} attributes */
   const cells = (name, texts, attributes) => texts.map((text) => el(name, attributes, String(text)));
   const table = el(
@@ -184,6 +179,17 @@ export function onWidth(element, redraw) {
     redraw(now);
   });
   observer.observe(element);
+}
+
+/**
+ * A picture that is drawn anew for each width of its place.
+ * @param {Attributes<SVGSVGElement>} attributes
+ * @param {(width: number) => SVGElement[]} parts
+ */
+export function picture(attributes, parts) {
+  const root = svg('svg', attributes);
+  onWidth(root, (width) => root.replaceChildren(...parts(width)));
+  return root;
 }
 
 /**

@@ -1,15 +1,13 @@
 // Throughput over the global batch, with the knee from where on a larger batch hardly pays.
 
-import { el, hiddenTable, onWidth, svg } from '../shared/dom.js';
+import { el, hiddenTable, picture, svg } from '../shared/dom.js';
 import { lowerFirst, number, rate } from '../shared/format.js';
-import { line, look, names, Plot, roomFor } from './plot.js';
+import { dot, endName, inGroups, line, names, Plot, roomFor } from './plot.js';
 import { fromZero, labelEvery, last } from '../shared/scale.js';
 
 const TITLE = 'Throughput over the global batch';
 
 const HEIGHT = 250;
-/** Curves in one plot; further ones get a plot of their own. */
-const TOGETHER = 4;
 
 /**
  * Charts of these curves; `null` where there are none.
@@ -18,14 +16,11 @@ const TOGETHER = 4;
  */
 export function batchCharts(curves, said) {
   if (!curves?.length) return null;
-  const groups = Array.from({ length: Math.ceil(curves.length / TOGETHER) }, (_, index) =>
-    curves.slice(index * TOGETHER, (index + 1) * TOGETHER),
-  );
   return el(
     'section',
     { class: 'batches', 'aria-label': TITLE },
     el('h2', {}, TITLE),
-    groups.map((group) => el('figure', {}, chart(group), el('figcaption', { class: 'muted' }, caption(group, said)))),
+    inGroups(curves).map((group) => el('figure', {}, chart(group), el('figcaption', { class: 'muted' }, caption(group, said)))),
     curves.map((curve) =>
       hiddenTable(
         `${curve.label}: throughput over the global batch`,
@@ -50,9 +45,8 @@ function caption(curves, said) {
 
 /** @param {BatchCurve[]} curves */
 function chart(curves) {
-  const root = svg('svg', { class: 'line-chart batch-chart', role: 'img', 'aria-label': curves.map(spoken).join(' ') });
-  onWidth(root, (width) => root.replaceChildren(...parts(curves, width)));
-  return root;
+  const label = curves.map(spoken).join(' ');
+  return picture({ class: 'line-chart batch-chart', role: 'img', 'aria-label': label }, (width) => parts(curves, width));
 }
 
 /** @param {BatchCurve[]} curves @param {number} width */
@@ -76,7 +70,7 @@ function parts(curves, width) {
     ...curves.flatMap((curve, index) => curve.points.map((point) => dot(at(point), index))),
     ...curves.flatMap((curve) => knee(curve, plot, at)),
     ...names([
-      ...curves.map((curve, index) => nameOf(curve, index, at)),
+      ...curves.map((curve, index) => endName(curve.label, at(last(curve.points)), index)),
       ...curves.map((curve) => kneeName(curve, at)).filter((name) => name != null),
     ]),
   ];
@@ -87,17 +81,6 @@ function marks(batches, plot) {
   const texts = batches.map((batch) => number(batch));
   const every = labelEvery(batches.map((batch) => plot.x(batch)), texts.map((text) => roomFor([text])));
   return batches.map((batch, index) => [batch, index % every ? null : texts[index]]);
-}
-
-/**
- * @param {BatchCurve} curve
- * @param {number} index
- * @param {(point: BatchPoint) => Point} at
- * @returns {PlacedName}
- */
-function nameOf(curve, index, at) {
-  const [x, y] = at(last(curve.points));
-  return { text: curve.label, x: x + 8, y: y + 4, class: index ? '' : 'strong' };
 }
 
 /** @param {BatchCurve} curve @param {Plot} plot @param {(point: BatchPoint) => Point} at */
@@ -122,11 +105,6 @@ function kneeName(curve, at) {
 /** @param {BatchCurve} curve */
 function kneeOf(curve) {
   return curve.points.find((point) => point.global_batch === curve.knee) ?? null;
-}
-
-/** @param {Point} place @param {number} index */
-function dot([cx, cy], index) {
-  return svg('circle', { class: look(index), cx, cy, r: 3 });
 }
 
 /** @param {BatchCurve} curve */

@@ -1,8 +1,8 @@
 // Cost curves: what samples take on each device, where it was measured, and the samples that were chosen.
 
-import { onWidth, svg } from '../shared/dom.js';
+import { picture, svg } from '../shared/dom.js';
 import { number, three } from '../shared/format.js';
-import { line, look, names, Plot, roomFor } from './plot.js';
+import { dot, line, names, Plot, roomFor } from './plot.js';
 import { fromZero, last } from '../shared/scale.js';
 
 const HEIGHT = 210;
@@ -18,9 +18,7 @@ const TOGETHER = 0.05;
  * @param {string} label
  */
 export function costChart(found, split, label) {
-  const root = svg('svg', { class: 'line-chart cost-chart', role: 'img', 'aria-label': label });
-  onWidth(root, (width) => root.replaceChildren(...parts(found, split, width)));
-  return root;
+  return picture({ class: 'line-chart cost-chart', role: 'img', 'aria-label': label }, (width) => parts(found, split, width));
 }
 
 /** @param {Balanced} found @param {number[]} split @param {number} width */
@@ -28,7 +26,7 @@ function parts(found, split, width) {
   const curves = found.devices.map((device, index) => curveOf(device, split[index], index));
   const { scale, step } = fromZero(Math.max(...curves.map((one) => one.most)), 6);
   const mostMs = Math.max(found.optimum_ms, ...curves.flatMap((one) => one.line.map(([, ms]) => ms)));
-    const groups = grouped(curves, TOGETHER * scale.high, TOGETHER * mostMs);
+  const groups = grouped(curves, TOGETHER * scale.high, TOGETHER * mostMs);
   const shown = groups.length <= MOST_NAMES ? groups : [];
   const best = `T* ${three(found.optimum_ms)} ms`;
   const plot = new Plot({
@@ -46,7 +44,7 @@ function parts(found, split, width) {
     ...plot.frame(marks, 'ms', 'samples on a device'),
     svg('line', { class: 'best-line', x1: plot.left, x2: plot.end, y1: plot.y(found.optimum_ms), y2: plot.y(found.optimum_ms) }),
     ...curves.map((one, index) => line(one.line.map(at), index)),
-    ...curves.flatMap((one, index) => one.points.map((point) => dot(at(point), index))),
+    ...curves.flatMap((one, index) => one.points.map((point) => dot(at(point), index, 2.4))),
     ...curves.flatMap((one) => (one.chosen ? [ring(at(one.chosen))] : [])),
     ...names([
       { text: best, x: plot.end + 6, y: plot.y(found.optimum_ms) + 4, class: 'best-name' },
@@ -130,11 +128,6 @@ function heightAt({ alpha_ms: alpha, beta_ms: beta, points }, size, isStraight) 
   const right = Math.max(1, points.findIndex(([one]) => one >= size));
   const [[x1, y1], [x2, y2]] = [points[right - 1], points[right]];
   return Math.max(0, y2 - ((y2 - y1) / (x2 - x1)) * (x2 - size));
-}
-
-/** @param {Point} place @param {number} index */
-function dot([cx, cy], index) {
-  return svg('circle', { class: look(index), cx, cy, r: 2.4 });
 }
 
 /** @param {Point} place */

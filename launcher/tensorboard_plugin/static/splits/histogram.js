@@ -1,6 +1,6 @@
 // Differences of hundreds of variants as a histogram, with a brush that chooses a range of them.
 
-import { onWidth, svg } from '../shared/dom.js';
+import { picture, svg } from '../shared/dom.js';
 import { number } from '../shared/format.js';
 import { SAME } from './forest.js';
 import { roundStep, ticks } from '../shared/scale.js';
@@ -37,23 +37,22 @@ export function bins(percents, wanted = 38) {
 export function histogram(percents, brush, numSelected, onbrush) {
   const data = bins(percents);
   const high = data.low + data.width * data.counts.length;
-  const root = svg('svg', {
-    class: 'histogram',
-    tabindex: 0,
-    role: 'slider',
-    'aria-label': 'range of differences from the baseline, in percent',
-    'aria-valuemin': data.low,
-    'aria-valuemax': high,
-    'aria-valuenow': brush?.[1] ?? high,
-    'data-key': 'histogram',
-    'aria-valuetext': brush
-      ? `${number(brush[0], 1, true)} to ${number(brush[1], 1, true)} %: ${numSelected} selected`
-      : 'all',
-  });
-  /** @param {number} width */
-  const draw = (width) =>
-    root.replaceChildren(...parts(data, high, brush, numSelected, width));
-  onWidth(root, draw);
+  const root = picture(
+    {
+      class: 'histogram',
+      tabindex: 0,
+      role: 'slider',
+      'aria-label': 'range of differences from the baseline, in percent',
+      'aria-valuemin': data.low,
+      'aria-valuemax': high,
+      'aria-valuenow': brush?.[1] ?? high,
+      'data-key': 'histogram',
+      'aria-valuetext': brush
+        ? `${number(brush[0], 1, true)} to ${number(brush[1], 1, true)} %: ${numSelected} selected`
+        : 'all',
+    },
+    (width) => parts(data, high, brush, numSelected, width),
+  );
   listen(root, data, high, brush, onbrush);
   return root;
 }

@@ -9,6 +9,8 @@ const TEXT_PX = 11;
 const LINE_PX = 13;
 /** Around a name: its rim, and a bold face. */
 const NAME_ROOM = 8;
+/** Curves in one plot; further ones get a plot of their own. */
+const TOGETHER = 4;
 
 /** Places within a plot of this size; `share(value)` is where a value lies along the floor, from 0 to 1. */
 export class Plot {
@@ -70,11 +72,43 @@ export function line(points, index) {
 }
 
 /**
+ * A point of the line of this index.
+ * @param {Point} place
+ * @param {number} index
+ * @param {number} [radius]
+ */
+export function dot([cx, cy], index, radius = 3) {
+  return svg('circle', { class: look(index), cx, cy, r: radius });
+}
+
+/**
  * How a line and its points are drawn: the first solid, the others in one of three kinds of dashes.
  * @param {number} index
  */
-export function look(index) {
+function look(index) {
   return index ? `dashed dashes-${index % 3}` : 'solid';
+}
+
+/**
+ * A name next to the end of the line of this index.
+ * @param {string} text
+ * @param {Point} end
+ * @param {number} index
+ * @returns {PlacedName}
+ */
+export function endName(text, [x, y], index) {
+  return { text, x: x + 8, y: y + 4, class: index ? '' : 'strong' };
+}
+
+/**
+ * Curves that are drawn together, a plot for each group.
+ * @template T
+ * @param {T[]} curves
+ */
+export function inGroups(curves) {
+  return Array.from({ length: Math.ceil(curves.length / TOGETHER) }, (_, index) =>
+    curves.slice(index * TOGETHER, (index + 1) * TOGETHER),
+  );
 }
 
 /**

@@ -1,13 +1,11 @@
 // Micro-benchmarks: the time of an operation over its size, both logarithmic, and each curve's figures.
 
-import { el, onWidth, svg } from '../shared/dom.js';
+import { el, picture, svg } from '../shared/dom.js';
 import { labelEvery, last, LogScale } from '../shared/scale.js';
-import { line, look, names, Plot, roomFor } from './plot.js';
+import { dot, endName, inGroups, line, names, Plot, roomFor } from './plot.js';
 
 const TITLE = 'Time over size';
 const HEIGHT = 250;
-/** Curves in one plot; further ones get a plot of their own. */
-const TOGETHER = 4;
 
 /**
  * Charts and tables of all curves of these variants; `null` where there are none.
@@ -17,7 +15,7 @@ export function sizeCurves(variants) {
   const curves = variants.flatMap(curvesOf);
   if (!curves.length) return null;
   const units = [...new Set(curves.map((curve) => curve.unit))];
-  const groups = units.flatMap((unit) => grouped(curves.filter((curve) => curve.unit === unit)));
+  const groups = units.flatMap((unit) => inGroups(curves.filter((curve) => curve.unit === unit)));
   return el(
     'section',
     { class: 'batches', 'aria-label': TITLE },
@@ -34,17 +32,9 @@ function curvesOf({ result, planned }) {
 }
 
 /** @param {ShownCurve[]} curves */
-function grouped(curves) {
-  return Array.from({ length: Math.ceil(curves.length / TOGETHER) }, (_, index) =>
-    curves.slice(index * TOGETHER, (index + 1) * TOGETHER),
-  );
-}
-
-/** @param {ShownCurve[]} curves */
 function chart(curves) {
-  const root = svg('svg', { class: 'line-chart batch-chart', role: 'img', 'aria-label': curves.map(spoken).join(' ') });
-  onWidth(root, (width) => root.replaceChildren(...parts(curves, width)));
-  return root;
+  const label = curves.map(spoken).join(' ');
+  return picture({ class: 'line-chart batch-chart', role: 'img', 'aria-label': label }, (width) => parts(curves, width));
 }
 
 /** @param {ShownCurve[]} curves @param {number} width */
@@ -65,7 +55,7 @@ function parts(curves, width) {
     ...points.map((point) => whisker(point, plot)),
     ...curves.map((curve, index) => line(curve.points.map(at), index)),
     ...curves.flatMap((curve, index) => curve.points.map((point) => dot(at(point), index))),
-    ...names(curves.map((curve, index) => nameOf(curve, index, at))),
+    ...names(curves.map((curve, index) => endName(curve.name, at(last(curve.points)), index))),
   ];
 }
 
@@ -91,22 +81,6 @@ function whisker(point, plot) {
   const ends = endsOf(point).map((us) => plot.y(us));
   const x = plot.x(point.size);
   return svg('line', { class: 'whisker', x1: x, x2: x, y1: Math.min(...ends), y2: Math.max(...ends) });
-}
-
-/** @param {Point} place @param {number} index */
-function dot([cx, cy], index) {
-  return svg('circle', { class: look(index), cx, cy, r: 3 });
-}
-
-/**
- * @param {ShownCurve} curve
- * @param {number} index
- * @param {(point: CurvePoint) => Point} at
- * @returns {PlacedName}
- */
-function nameOf(curve, index, at) {
-  const [x, y] = at(last(curve.points));
-  return { text: curve.name, x: x + 8, y: y + 4, class: index ? '' : 'strong' };
 }
 
 /** @param {ShownCurve} curve */
