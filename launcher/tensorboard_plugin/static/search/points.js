@@ -1,9 +1,10 @@
 // Time over memory: a point for each combination that has a time.
 
-import { el, onWidth, svg, widest } from '../shared/dom.js';
+import { el, picture, svg, widest } from '../shared/dom.js';
 import { memoryUnit, number, tickDecimals } from '../shared/format.js';
 import { around } from '../shared/scale.js';
 import { hideTip, showTip } from '../shared/tip.js';
+import { Plot } from '../splits/plot.js';
 import { STATUS_WORDS } from '../splits/words.js';
 
 /** Names of combinations that are highlighted. */
@@ -13,8 +14,6 @@ export const WORDS = {
   front: 'none is both as fast and as small',
 };
 const HEIGHT = 340;
-const TOP = 24;
-const BOTTOM = 36;
 const RIGHT = 16;
 /** For those whose memory isn't known. */
 const STRIP_PX = 92;
@@ -38,9 +37,9 @@ const ROOM = 0.04;
 export function pointsChart(search, tried, mark) {
   const timed = tried.filter((one) => one.ms != null);
   const label = `Time over memory of ${number(timed.length)} combinations; the table below has their figures.`;
-  const root = svg('svg', { class: 'line-chart points-chart', role: 'group', 'aria-label': label });
-  onWidth(root, (width) => root.replaceChildren(...new Chart(search, timed, width).parts(mark)));
-  return root;
+  return picture({ class: 'line-chart points-chart', role: 'group', 'aria-label': label }, (width) =>
+    new Chart(search, timed, width).parts(mark),
+  );
 }
 
 /**
@@ -53,98 +52,84 @@ function roomy(values) {
   return around(values.length ? [Math.max(0, low - room), high + room] : []);
 }
 
-class Chart {
+class Chart extends Plot {
   /** @param {SearchResult} search @param {Combination[]} timed @param {number} width */
   constructor(search, timed, width) {
+    const placed = timed.filter((one) => one.tried.peak_gib != null);
+    const gib = placed.map((one) => one.tried.peak_gib ?? 0);
+    const [unit, perGib] = memoryUnit(Math.max(search.memory_gib ?? 0, ...gib));
+    const memory = roomy(gib.map((one) => one * perGib));
+    const hasStrip = placed.length < timed.length;
+    super({
+      width,
+      height: HEIGHT,
+      right: RIGHT + (hasStrip && placed.length ? STRIP_PX : 0),
+      axis: roomy(timed.map((one) => one.ms ?? 0)),
+      share: (amount) => memory.scale.share(amount),
+    });
+    this.rowsEnd = width - RIGHT;
+    this.width = width;
     this.search = search;
     this.timed = timed;
-    this.placed = timed.filter((one) => one.tried.peak_gib != null);
-    const most = Math.max(search.memory_gib ?? 0, ...this.placed.map((one) => one.tried.peak_gib ?? 0));
-    const [unit, perGib] = memoryUnit(most);
+    this.placed = placed;
+    this.memory = memory;
     this.unit = unit;
     this.perGib = perGib;
-    this.times = roomy(timed.map((one) => one.ms ?? 0));
-    this.memory = roomy(this.placed.map((one) => this.amount(one.tried.peak_gib ?? 0)));
-    this.texts = this.times.scale.ticks(this.times.step).map((tick) => number(tick, tickDecimals(this.times.step)));
-    this.left = Math.ceil(widest(this.texts, TEXT_PX)) + 10;
-    this.hasStrip = this.placed.length < timed.length;
-    this.end = width - RIGHT - (this.hasStrip && this.placed.length ? STRIP_PX : 0);
-    this.width = width;
-    this.floor = HEIGHT - BOTTOM;
+    this.hasStrip = hasStrip;
   }
 
-  /** @param {number} gib */
-  amount(gib) {
-    return gib * this.perGib;
+  /** Where those are whose memory isn't known. */
+  get stripX() {
+    return this.placed.length ? this.end + STRIP_PX / 2 : (this.left + this.end) / 2;
   }
 
-  /** @param {Combination} one */
-  x({ tried }) {
-    if (tried.peak_gib == null) return this.placed.length ? this.end + STRIP_PX / 2 : (this.left + this.end) / 2;
-    return this.left + this.memory.scale.share(this.amount(tried.peak_gib)) * (this.end - this.left);
-  }
-
-  /** @param {number} ms */
-  y(ms) {
-    return this.floor - this.times.scale.share(ms) * (this.floor - TOP);
+  /** @param {Combination} one @returns {Point} */
+  at({ tried, ms }) {
+    return [tried.peak_gib == null ? this.stripX : this.x(tried.peak_gib * this.perGib), this.y(ms ?? 0)];
   }
 
   /** @param {Mark} mark */
   parts(mark) {
-    return [...this.frame(), ...this.limit(), ...this.front(), ...this.timed.map((one, index) => this.point(one, index, mark)), ...this.named()];
+    return [...this.axes(), ...this.limit(), ...this.front(), ...this.timed.map((one, index) => this.point(one, index, mark)), ...this.named()];
   }
 
-  frame() {
-    const { left, end, floor, times, memory } = this;
-    const decimals = tickDecimals(memory.step);
+  axes() {
+    const { scale, step } = this.memory;
+    const decimals = tickDecimals(step);
     const perSample = this.timed.some((one) => one.tried.ms_per_sample != null);
-    const last = this.width - RIGHT;
+    /** @type {[value: number, text: string][]} */
+    const marks = this.placed.length ? scale.ticks(step).map((tick) => [tick, number(tick, decimals)]) : [];
+    const memoryUnits = this.placed.length ? `peak memory of the fullest device, ${this.unit}` : '';
     return [
-      ...times.scale.ticks(times.step).flatMap((tick, index) => [
-        svg('line', { class: 'grid-line', x1: left, x2: last, y1: this.y(tick), y2: this.y(tick) }),
-        svg('text', { x: left - 8, y: this.y(tick) + 4, 'text-anchor': 'end' }, this.texts[index]),
-      ]),
-      svg('line', { class: 'axis', x1: left, x2: last, y1: floor + 0.5, y2: floor + 0.5 }),
-      ...(this.placed.length
-        ? memory.scale.ticks(memory.step).flatMap((tick) => {
-            const x = left + memory.scale.share(tick) * (end - left);
-            return [
-              svg('line', { class: 'axis', x1: x, x2: x, y1: floor, y2: floor + 4 }),
-              svg('text', { x, y: floor + 16, 'text-anchor': 'middle' }, number(tick, decimals)),
-            ];
-          })
-        : []),
-      svg('text', { x: 0, y: 10 }, perSample ? 'ms per sample' : 'ms per step'),
-      ...(this.placed.length
-        ? [svg('text', { x: end, y: floor + 32, 'text-anchor': 'end' }, `peak memory of the fullest device, ${this.unit}`)]
-        : []),
+      ...this.frame(marks, perSample ? 'ms per sample' : 'ms per step', memoryUnits),
       ...(this.hasStrip
-        ? [svg('text', { x: this.placed.length ? end + STRIP_PX / 2 : (left + end) / 2, y: floor + 16, 'text-anchor': 'middle' }, 'memory unknown')]
+        ? [svg('text', { x: this.stripX, y: this.floor + 16, 'text-anchor': 'middle' }, 'memory unknown')]
         : []),
     ];
   }
 
   /** The memory that the job allows, where that is within the chart. */
   limit() {
-    const share = this.search.memory_gib == null ? -1 : this.memory.scale.share(this.amount(this.search.memory_gib));
-    if (!this.placed.length || share < 0 || share > 1) return [];
-    const x = this.left + share * (this.end - this.left);
-    return [svg('line', { class: 'limit-line', x1: x, x2: x, y1: TOP, y2: this.floor })];
+    const most = (this.search.memory_gib ?? -1) * this.perGib;
+    const { scale } = this.memory;
+    if (!this.placed.length || most < scale.low || most > scale.high) return [];
+    return [svg('line', { class: 'limit-line', x1: this.x(most), x2: this.x(most), y1: this.y(this.scale.high), y2: this.floor })];
   }
 
   /** Steps along those that none beats: at each memory the fastest that there is. */
   front() {
     const points = this.search.front.flatMap((id) => this.timed.filter((one) => one.id === id)).reverse();
     if (points.length < 2) return [];
-    const path = points.map((one, index) =>
-      index ? `H${this.x(one).toFixed(1)} V${this.y(one.ms ?? 0).toFixed(1)}` : `M${this.x(one).toFixed(1)} ${this.y(one.ms ?? 0).toFixed(1)}`,
-    );
+    const path = points.map((one, index) => {
+      const [x, y] = this.at(one).map((px) => px.toFixed(1));
+      return index ? `H${x} V${y}` : `M${x} ${y}`;
+    });
     return [svg('path', { class: 'front', d: path.join(' ') })];
   }
 
   /** @param {Combination} one @param {number} index @param {Mark} mark */
   point(one, index, mark) {
-    const [x, y] = [this.x(one), this.y(one.ms ?? 0)];
+    const [x, y] = this.at(one);
     /** @param {number} clientX @param {number} clientY */
     const show = (clientX, clientY) => {
       mark(one.id);
@@ -179,13 +164,13 @@ class Chart {
   /** Names of the two that matter most, where they cover no point if there is such a place. */
   named() {
     const own = this.width < NARROW_PX ? 'own' : 'own setting'; // the legend says of which
-    const taken = this.timed.map((one) => pointBox(this.x(one), this.y(one.ms ?? 0)));
+    const taken = this.timed.map((one) => pointBox(...this.at(one)));
     return this.timed
       .filter((one) => one.isOwn || one.isBest)
       .map((one) => {
         const text = [one.isBest ? 'best' : '', one.isOwn ? own : ''].filter(Boolean).join(', ');
         const width = (one.isBest ? BOLDER : 1) * widest([text], TEXT_PX);
-        const box = this.freeBox(nameBoxes(width, this.x(one), this.y(one.ms ?? 0)), taken);
+        const box = this.freeBox(nameBoxes(width, ...this.at(one)), taken);
         taken.push(box);
         return svg('text', { class: `name ${one.isBest ? 'strong' : ''}`, x: box.left, y: box.bottom - BELOW_LINE }, text);
       });

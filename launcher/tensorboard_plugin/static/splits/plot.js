@@ -1,4 +1,4 @@
-// The frame of a small plot: its rows with their figures, the floor, names that keep apart.
+// The frame of a plot: its rows with their figures, the floor, names that keep apart.
 
 import { svg, widest } from '../shared/dom.js';
 import { number, tickDecimals } from '../shared/format.js';
@@ -24,6 +24,7 @@ export class Plot {
     this.texts = scale.ticks(step).map((tick) => number(tick, tickDecimals(Math.min(step, tick || step))));
     this.left = Math.ceil(widest(this.texts, TEXT_PX)) + 10;
     this.end = width - right;
+    this.rowsEnd = this.end;
     this.floor = height - BOTTOM;
   }
 
@@ -44,13 +45,13 @@ export class Plot {
    * @param {string} floorUnit
    */
   frame(marks, unit, floorUnit) {
-    const { left, end, floor } = this;
+    const { left, end, floor, rowsEnd } = this;
     return [
       ...this.scale.ticks(this.step).flatMap((tick, index) => [
-        svg('line', { class: 'grid-line', x1: left, x2: end, y1: this.y(tick), y2: this.y(tick) }),
+        svg('line', { class: 'grid-line', x1: left, x2: rowsEnd, y1: this.y(tick), y2: this.y(tick) }),
         svg('text', { x: left - 8, y: this.y(tick) + 4, 'text-anchor': 'end' }, this.texts[index]),
       ]),
-      svg('line', { class: 'axis', x1: left, x2: end, y1: floor + 0.5, y2: floor + 0.5 }),
+      svg('line', { class: 'axis', x1: left, x2: rowsEnd, y1: floor + 0.5, y2: floor + 0.5 }),
       ...marks.flatMap(([value, text]) => [
         svg('line', { class: 'axis', x1: this.x(value), x2: this.x(value), y1: floor, y2: floor + 4 }),
         ...(text ? [svg('text', { x: this.x(value), y: floor + 16, 'text-anchor': 'middle' }, text)] : []),
