@@ -152,6 +152,25 @@ export function contextOf(canvas) {
   return context;
 }
 
+/**
+ * A canvas of the size it has on the page, ready to be drawn in CSS pixels.
+ * @param {HTMLCanvasElement} canvas
+ * @param {number} [height]
+ */
+export function prepare(canvas, height) {
+  const width = canvas.clientWidth;
+  const ratio = devicePixelRatio || 1;
+  if (height != null) canvas.style.height = `${height}px`;
+  const tall = height ?? canvas.clientHeight;
+  const size = [Math.round(width * ratio), Math.round(tall * ratio)];
+  if (canvas.width !== size[0] || canvas.height !== size[1]) [canvas.width, canvas.height] = size;
+  const context = contextOf(canvas);
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.clearRect(0, 0, width, tall);
+  context.textBaseline = 'middle';
+  return { context, width, height: tall };
+}
+
 const measure = contextOf(document.createElement('canvas'));
 
 /**

@@ -1,7 +1,7 @@
 // Many ranks: a thin row per rank, steps across, the shade is the exposed wait. The rank that the others
 // wait for is outlined and named.
 
-import { contextOf, el, onWidth, replace } from '../shared/dom.js';
+import { el, onWidth, prepare, replace } from '../shared/dom.js';
 import { number, plural, three, tickDecimals } from '../shared/format.js';
 import { fromZero, last, roundStep } from '../shared/scale.js';
 import { palette } from '../shared/theme.js';
@@ -228,9 +228,8 @@ function stepAxis(rows) {
 
 /** @param {HTMLCanvasElement} canvas @param {RankWaits[]} rows @param {number[]} bounds */
 function paintCells(canvas, rows, bounds) {
-  const context = prepare(canvas);
+  const { context, width } = prepare(canvas);
   const colours = palette();
-  const { width } = canvas.getBoundingClientRect();
   rows.forEach((row, index) => {
     const cell = width / row.waits.length;
     row.waits.forEach((wait, step) => {
@@ -247,23 +246,11 @@ function paintCells(canvas, rows, bounds) {
 
 /** @param {HTMLCanvasElement} canvas @param {RankWaits[]} rows @param {Scale} scale */
 function paintMeans(canvas, rows, scale) {
-  const context = prepare(canvas);
-  const { width } = canvas.getBoundingClientRect();
+  const { context, width } = prepare(canvas);
   context.fillStyle = palette().wait;
   rows.forEach((row, index) =>
     context.fillRect(0, index * ROW_PX, scale.share(row.mean) * width, ROW_PX - GAP_PX),
   );
-}
-
-/** @param {HTMLCanvasElement} canvas */
-function prepare(canvas) {
-  const { width, height } = canvas.getBoundingClientRect();
-  const ratio = devicePixelRatio || 1;
-  canvas.width = Math.round(width * ratio);
-  canvas.height = Math.round(height * ratio);
-  const context = contextOf(canvas);
-  context.scale(ratio, ratio);
-  return context;
 }
 
 /**

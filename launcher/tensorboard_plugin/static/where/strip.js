@@ -1,6 +1,6 @@
 // Every step of a variant as a dot on a line, with the ranked step time as a tick, else the median.
 
-import { contextOf, el, found, onWidth, replace } from '../shared/dom.js';
+import { el, found, onWidth, prepare, replace } from '../shared/dom.js';
 import { number, three, tickDecimals } from '../shared/format.js';
 import { around, jitter, Scale } from '../shared/scale.js';
 import { palette } from '../shared/theme.js';
@@ -91,12 +91,7 @@ function drawStrip(strip, block, steps, scale, step, open) {
 
 /** @param {HTMLCanvasElement} canvas @param {DrawnSteps} steps @param {Scale} scale @param {number} middle */
 function paint(canvas, steps, scale, middle) {
-  const { width, height } = canvas.getBoundingClientRect();
-  const ratio = devicePixelRatio || 1;
-  canvas.width = Math.round(width * ratio);
-  canvas.height = Math.round(height * ratio);
-  const context = contextOf(canvas);
-  context.scale(ratio, ratio);
+  const { context, width, height } = prepare(canvas);
   const colours = palette();
   const places = steps.step_ms.map((ms, index) => ({
     x: Math.min(1, Math.max(0, scale.share(ms))) * width,

@@ -1,9 +1,10 @@
 // Draws the lanes, their names and the links between them. Nothing here asks or listens.
 
+import { prepare } from '../../shared/dom.js';
 import { three } from '../../shared/format.js';
 import { idleIn } from '../compact.js';
 import { LABEL_PX, rowBox, shownBox } from '../layout.js';
-import { clip, drawRange, fills, fitted, FONT, line, prepare, xOf } from './pen.js';
+import { clip, drawRange, fills, fitted, FONT, line, xOf } from './pen.js';
 
 const MIN_LABEL_PX = 18;
 

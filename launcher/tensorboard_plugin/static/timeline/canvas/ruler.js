@@ -1,9 +1,10 @@
 // Draws the overview, and the steps with the ruler. Nothing here asks or listens.
 
+import { prepare } from '../../shared/dom.js';
 import { duration, number, tickDecimals } from '../../shared/format.js';
 import { labelEvery, roundStep, ticks } from '../../shared/scale.js';
 import { LABEL_PX } from '../layout.js';
-import { clip, drawRange, fills, fitted, FONT, line, prepare, xOf } from './pen.js';
+import { clip, drawRange, fills, fitted, FONT, line, xOf } from './pen.js';
 
 /**
  * Step names and durations above, the ruler in ms below.
