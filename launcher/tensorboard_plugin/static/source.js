@@ -1,6 +1,8 @@
 // Where answers come from: the server of the plugin (README.md in the directory above lists its routes).
 
 const POLL_MS = 500;
+/** How often it is asked how far a run is. */
+export const FOLLOW_MS = 2000;
 
 /** A failed request, with the server's own sentence. */
 export class SourceError extends Error {}
@@ -134,6 +136,23 @@ export function pause(ms, signal) {
       { once: true },
     );
   });
+}
+
+/**
+ * Calls `look` from time to time, while someone sees `host`, until the signal aborts; a failure is passed over.
+ * @param {() => Promise<void>} look
+ * @param {Element} host
+ * @param {AbortSignal} signal
+ */
+export async function follow(look, host, signal) {
+  for (;;) {
+    try {
+      await pause(FOLLOW_MS, signal);
+      if (!document.hidden && host.getClientRects().length) await look();
+    } catch (error) {
+      if (isAbort(error)) return;
+    }
+  }
 }
 
 /** Lets only the latest of many calls run: each cancels the one before. */

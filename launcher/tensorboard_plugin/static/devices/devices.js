@@ -5,10 +5,9 @@ import { el, replace } from '../shared/dom.js';
 import { listed, memoryText, number, plural } from '../shared/format.js';
 import { lineChart, sparkline, spokenSeries } from './charts.js';
 import { showTracedDevices } from './traced.js';
-import { isAbort, pause } from '../source.js';
+import { follow, FOLLOW_MS } from '../source.js';
 import { runningStrip } from '../shared/states.js';
 
-const POLL_MS = 2000;
 /** So many polls are kept for the sparklines: four minutes. */
 const KEPT = 120;
 /** @type {[key: Gauge, name: string][]} */
@@ -38,7 +37,7 @@ export async function showDevices(host, app) {
   if (app.run.isTraces) return showTracedDevices(host, app);
   const view = new Devices(host, app, await progressOf(app));
   view.draw();
-  view.poll();
+  if (app.source.live && view.progress.status === 'running') follow(() => view.look(), host, view.controller.signal);
   return view;
 }
 
@@ -72,24 +71,13 @@ class Devices {
     this.progress = await progressOf(this.app);
     this.remember();
     this.draw();
+    if (this.progress.status !== 'running') this.stop();
   }
 
   remember() {
     for (const device of this.progress.live) {
       const past = this.history.get(device.device) ?? [];
       this.history.set(device.device, [...past, device].slice(-KEPT));
-    }
-  }
-
-  async poll() {
-    const { signal } = this.controller;
-    while (!signal.aborted && this.app.source.live && this.progress.status === 'running') {
-      try {
-        await pause(POLL_MS, signal);
-        if (!document.hidden && this.host.getClientRects().length) await this.look();
-      } catch (error) {
-        if (isAbort(error)) return;
-      }
     }
   }
 
@@ -134,7 +122,7 @@ class Devices {
     const { live } = this.progress;
     const others = live.filter((device) => (device.pids?.length ?? 0) > 1).map((device) => device.device);
     const shared = others.length ? `Several processes use ${listed(others)}. ` : '';
-    if (live.length) return `${shared}Updated every ${POLL_MS / 1000} s while the run is going.`;
+    if (live.length) return `${shared}Updated every ${FOLLOW_MS / 1000} s while the run is going.`;
     return 'Peak memory is what each rank had allocated at most; step times are those of the timed rounds.';
   }
 

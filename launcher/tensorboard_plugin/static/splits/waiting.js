@@ -4,9 +4,7 @@ import { headline } from '../shared/controls.js';
 import { el, replace } from '../shared/dom.js';
 import { number } from '../shared/format.js';
 import { runningStrip } from '../shared/states.js';
-import { isAbort, pause } from '../source.js';
-
-const POLL_MS = 2000;
+import { follow } from '../source.js';
 
 /**
  * Draws what goes on into `host` until it is stopped: the page draws the ranking once there is one.
@@ -18,20 +16,8 @@ export async function showWaiting(host, app) {
   const look = async () =>
     draw(host, await app.source.get('progress', { run: app.run.name }, controller.signal));
   await look();
-  poll(look, app, controller.signal);
+  if (app.source.live) follow(look, host, controller.signal);
   return { stop: () => controller.abort() };
-}
-
-/** @param {() => Promise<void>} look @param {OpenApp} app @param {AbortSignal} signal */
-async function poll(look, app, signal) {
-  while (!signal.aborted && app.source.live) {
-    try {
-      await pause(POLL_MS, signal);
-      if (!document.hidden) await look();
-    } catch (error) {
-      if (isAbort(error)) return;
-    }
-  }
 }
 
 /** @param {HTMLElement} host @param {ProgressAnswer} progress */
