@@ -115,9 +115,8 @@ def rank_main(workload_name: str, params: dict[str, int], out: Path) -> None:
     def draw(step: int) -> tuple[torch.Tensor, torch.Tensor]:
         generator = torch.Generator().manual_seed(step)
         inputs, targets = draw_batch(GLOBAL_BATCH, generator)
-        return inputs[rank * half : (rank + 1) * half].clone(), targets[
-            rank * half : (rank + 1) * half
-        ].clone()
+        mine = slice(rank * half, (rank + 1) * half)
+        return inputs[mine].clone(), targets[mine].clone()
 
     assert bare.loss is not None
     loss_function = bare.loss

@@ -35,7 +35,7 @@ class TimePerStep:
     """Time under one name on one rank, per step."""
 
     kind: str
-    """A kind in `timeline.blocks.KIND_NAMES`, or other_steps; of several the one with most of the time."""
+    """A kind in `timeline.format.KIND_NAMES`, or `other_steps`; of several the one with most of the time."""
     calls: float
     """0 where it isn't known."""
     self_ms: float
