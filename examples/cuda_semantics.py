@@ -189,7 +189,7 @@ def two_devices(num_samples: int = 50) -> list[int]:
     from gpurun.launcher.worker.strategies.dp import CpuDataParallel
 
     model = Counted()
-    CpuDataParallel(model, 2)(torch.ones(num_samples, 3), split_even(num_samples, 2))
+    CpuDataParallel(model)(torch.ones(num_samples, 3), split_even(num_samples, 2))
     return sorted(model.seen)
 
 

@@ -170,7 +170,7 @@ def _add_kernels(
         share = index / count
         if share >= FORWARD + BACKWARD:  # the optimizer begins when the last gradient is there
             at = max(at, last_us)
-        number = (rank * 1000 + step) * 1000 + index + 1
+        number = 1000 * step + index + 1
         kind = index % len(KERNELS)
         is_backward = share >= FORWARD
         thread = 2 if is_backward else 1
@@ -188,7 +188,7 @@ def _add_kernels(
         )
         events.append(kernel(rank, KERNELS[kind], at, length * 0.96, 7, number))
         at += length
-    copy = 10**9 + rank * 1000 + step
+    copy = 1000 * step + 999
     events.append(span("cuda_runtime", "cudaMemcpyAsync", start_us + 50, 5, correlation=copy))
     events.append(
         span(
@@ -208,7 +208,8 @@ def _add_kernels(
 def _add_all_reduce(
     events: list[Event], rank: int, begin: float, end: float, sequence: int, ranks: int
 ) -> None:
-    number = (rank + 500) * 1_000_000 + sequence
+    step, bucket = divmod(sequence, BUCKETS)
+    number = 1000 * step + 900 + bucket
     facts = {
         "Collective name": "allreduce",
         "In msg nelems": 71_000_000,
