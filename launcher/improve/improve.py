@@ -297,20 +297,14 @@ def proven(
         last = compared(search, chosen, trials.steps, launch_s + max(starts_s[:room]), number, has_more)
         number += 1
         check_beginning(first, last.losses(1), search.name)
-        verdicts, position = judged(chosen, last, first, tried), 0
-        kept = kept_of(chosen, verdicts)
-        starts_s = [tried[row.code].start_s or 0.0 for row in kept]
-        if (len(chosen), len(kept)) == (2, 1) and not room_for(search.left_s, launch_s, starts_s, 1):
-            position = 3 - chosen.index(kept[0])  # the set without the other one
-            verdicts |= judged(kept, last, first, tried, position)
-            kept = chosen = kept_of(kept, verdicts)
-        if chosen and kept == chosen:
+        has_time = bool(room_for(search.left_s, launch_s, [max(starts_s[: len(chosen)])], 1))
+        verdicts, kept, position = decided(chosen, last, first, tried, has_time)
+        if kept and (position or kept == chosen):
             if is_proven(last, position):
                 verdicts |= open_for(waiting, tried, why)
-                start = concluded(search, start, rows, tried | verdicts, chosen, first, last, position)
-                keep(start)
-                return keep(replace(start, then=then_most(search, chosen, launch_s), complete=True))
-            tried |= {row.code: replace(tried[row.code], why=OPEN) for row in chosen}
+                start = keep(concluded(search, start, rows, tried | verdicts, kept, first, last, position))
+                return keep(replace(start, then=then_most(search, kept, launch_s), complete=True))
+            tried |= {row.code: replace(tried[row.code], why=OPEN) for row in kept}
             chosen = []
             break
         # What is kept so far is proven only by launches without the rest.
@@ -492,9 +486,25 @@ def compared(
     return search.stage(f"3-together-{number}", sets, *search.size(launches, steps))
 
 
-def kept_of(chosen: Iterable[Candidate], verdicts: Mapping[str, RemedyResult]) -> list[Candidate]:
-    """Those of the remedies that are kept."""
-    return [row for row in chosen if verdicts[row.code].verdict == "kept"]
+def decided(
+    chosen: Sequence[Candidate],
+    last: Stage,
+    first: Stage,
+    tried: Mapping[str, RemedyResult],
+    has_time: bool,
+) -> tuple[dict[str, RemedyResult], list[Candidate], int]:
+    """The verdict of the last launches on each remedy, those that are kept, and their set in the launches.
+
+    That is the first set unless one of two drops out and there is no time for other launches: these have
+    shown the other one alone beside the program as it is.
+    """
+    verdicts, position = judged(chosen, last, first, tried), 0
+    kept = [row for row in chosen if verdicts[row.code].verdict == "kept"]
+    if (len(chosen), len(kept)) == (2, 1) and not has_time:
+        position = 3 - chosen.index(kept[0])  # the set without the other one
+        verdicts |= judged(kept, last, first, tried, position)
+        kept = [row for row in kept if verdicts[row.code].verdict == "kept"]
+    return verdicts, kept, position
 
 
 def judged(
