@@ -685,7 +685,8 @@ LINE = (
     trained(40)
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME")
     assert os.path.isdir(os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"]))
-    print([os.environ[name] for name in names], total.item(), sys.argv[1:], sys.orig_argv[1:], __name__)
+    shown = [[os.environ[name] for name in names], total.item(), sys.argv[1:], sys.orig_argv[1:], __name__]
+    sys.stdout.write(f"{shown}\\n")  # at once: torchrun's ranks share its stdout, unbuffered
     dist.destroy_process_group()
 """
 )
