@@ -1,7 +1,7 @@
 """The command line of torchrun, and what each of its options means here. Pure.
 
 Every option is the same here, is translated to what gpurun has for it, or is refused with the reason. Source:
-torch/distributed/run.py, `get_args_parser`; each has a variable, too: PET_ and its name.
+torch/distributed/run.py, `get_args_parser`; each but `NO_VARIABLE` has a variable, too: PET_ and its name.
 """
 
 import argparse
@@ -34,6 +34,8 @@ REFUSED = {
     "virtual_local_rank": "each rank has its own LOCAL_RANK and sees all GPUs",
 }
 """Options that are refused unless they have their default, and what to do instead."""
+NO_VARIABLE = frozenset({"logs_specs", "numa_binding"})
+"""Options that no variable stands in for."""
 DEFAULTS = {
     "nnodes": "1:1",
     "nproc_per_node": "1",
@@ -66,6 +68,8 @@ _APART = 1000
 """How far from there the nodes meet."""
 _AT_ONCE_S = 0.001
 """Between SIGTERM and SIGKILL for `--shutdown-timeout 0`."""
+_WATCHDOG = "TORCHELASTIC_ENABLE_FILE_TIMER"
+"""With 1, torchrun ends ranks whose timers have run out. Source: `local_elastic_agent.py` of torch."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +129,8 @@ def read_line(words: Sequence[str], environ: Mapping[str, str]) -> TorchrunLine:
     given = vars(_parser().parse_args(list(words)))
     for name, value in given.items():
         if value is None:
-            given[name] = environ.get(f"PET_{name.upper()}", DEFAULTS.get(name))
+            variables = {} if name in NO_VARIABLE else environ
+            given[name] = variables.get(f"PET_{name.upper()}", DEFAULTS.get(name))
         if name in _FLAGS and given[name] == "0":
             given[name] = None
     if given["standalone"]:  # source: torch/distributed/run.py, `run`
@@ -140,6 +145,11 @@ def read_line(words: Sequence[str], environ: Mapping[str, str]) -> TorchrunLine:
         raise SpecError(
             f"torchrun's PYTHON_EXEC={python} has no counterpart: unset it, and start gpurun with that "
             f"Python: {python} -m gpurun torchrun …"
+        )
+    if environ.get(_WATCHDOG) == "1":
+        raise SpecError(
+            f"torchrun's {_WATCHDOG}=1 has no counterpart: unset it; `gpurun --hang-timeout 10m torchrun …` "
+            "ends a program whose ranks hang"
         )
     return _line(given)
 
@@ -233,14 +243,14 @@ def _node_rank(said: str | None, conf: Mapping[str, str]) -> int | None:
 
 
 def _num_nodes(text: str) -> int:
-    least, _, most = text.partition(":")
-    if most and most != least:
+    least, *most = (_number("--nnodes", part, least=1) for part in text.split(":"))
+    if most and most != [least]:
         raise _refused("nnodes", text, "a number of nodes that may change is `nodes: A..B` in `gpurun run`")
-    return _number("--nnodes", least, least=1)
+    return least
 
 
 def _number(option: str, text: str, least: int = 0) -> int:
-    if not text.isdecimal() or int(text) < least:
+    if not text.strip().isdecimal() or int(text) < least:
         what = "not a whole number" + (f" of at least {least}" if least else "")
         raise SpecError(f"torchrun: {option} {text} is {what}")
     return int(text)

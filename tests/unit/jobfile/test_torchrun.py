@@ -3,10 +3,18 @@
 import sys
 
 import pytest
+from torch.distributed.argparse_util import check_env, env
 from torch.distributed.run import get_args_parser
 
 from gpurun.launcher.errors import SpecError
-from gpurun.launcher.jobfile.torchrun import REFUSED, SAME, TRANSLATED, devices_text, read_line
+from gpurun.launcher.jobfile.torchrun import (
+    NO_VARIABLE,
+    REFUSED,
+    SAME,
+    TRANSLATED,
+    devices_text,
+    read_line,
+)
 from gpurun.launcher.rundir.rank_files import RankFiles
 
 
@@ -15,6 +23,14 @@ def test_each_option_of_torchs_own_parser_is_in_one_of_the_three_tables() -> Non
     ours = [*SAME, *TRANSLATED, *REFUSED]
     assert theirs == set(ours)
     assert len(ours) == len(set(ours))
+
+
+def test_the_variables_of_torchs_own_parser_are_read_and_no_others() -> None:
+    actions = get_args_parser()._actions
+    without = {each.dest for each in actions if each.option_strings and not isinstance(each, env | check_env)}
+    assert without - {"help"} == NO_VARIABLE
+    environ = {f"PET_{name.upper()}": "node" for name in NO_VARIABLE}
+    assert read_line(["train.py"], environ) == read_line(["train.py"], {})
 
 
 @pytest.mark.parametrize(
@@ -108,6 +124,7 @@ def test_a_line_is_translated(words: str, what: str, value: object) -> None:
         ("--nnodes 2 --master-port 0 t.py", "--master-port 0 is not a whole number of at least 1"),
         ("--nnodes 0 t.py", "--nnodes 0 is not a whole number of at least 1"),
         ("--nnodes 0:0 t.py", "--nnodes 0 is not a whole number of at least 1"),
+        ("--nnodes 2:x t.py", "--nnodes x is not a whole number of at least 1"),
     ],
 )
 def test_what_has_no_counterpart_is_refused_with_the_reason(words: str, said: str) -> None:
@@ -123,6 +140,19 @@ def test_variables_stand_in_for_options() -> None:
         None,
         ("steps.launches=1", "restarts=1"),
     )
+
+
+def test_blanks_around_a_number_are_no_mistake() -> None:
+    environ = {"PET_NPROC_PER_NODE": " 2", "PET_NNODES": "2 :02", "PET_NODE_RANK": "1 "}
+    line = read_line(["--master-addr", "a", "--master-port", " 7", "train.py"], environ)
+    assert (line.nodes, line.node_rank, line.rendezvous) == (2, 1, "a:1007")
+    assert devices_text(line, 0, 8, "") == "cpu:2"
+
+
+def test_torchs_watchdog_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"ENABLE_FILE_TIMER=1 has no counterpart: .*hang-timeout"):
+        read_line(["train.py"], {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"})
+    assert read_line(["train.py"], {"TORCHELASTIC_ENABLE_FILE_TIMER": "0"}).script == "train.py"
 
 
 def test_another_python_is_refused_where_torchrun_would_start_it() -> None:
