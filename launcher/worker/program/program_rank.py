@@ -703,7 +703,8 @@ def report_other_stores(own: tuple[str, int]) -> None:
     """Reports where the rank waits for the others if the program has set another address than the launch's.
 
     Nothing listens there: the environment tells torch that the launcher has a store. With the launch's port,
-    each address of the store's machine leads to it: it listens at one, where torchrun's listens at all.
+    each address of the store's machine leads to it: it listens at one, where torchrun's listens at all. From
+    another machine, each address of others does.
     Source: torch/distributed/rendezvous.py, `_create_c10d_store`.
 
     Args:
@@ -714,7 +715,7 @@ def report_other_stores(own: tuple[str, int]) -> None:
     def create(original: Callable[..., Any], hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
         is_elsewhere = (hostname, port) != own and module._torchelastic_use_agent_store()
         if is_elsewhere and not listens(hostname, port):
-            if port == own[1] and is_here(hostname) and is_here(own[0]):
+            if port == own[1] and is_here(hostname) == is_here(own[0]):
                 return original(own[0], port, *args, **kwargs)
             print_to_log(
                 f"gpurun: this rank waits at {hostname}:{port} for the others, and nothing listens there: "

@@ -442,6 +442,20 @@ def test_a_rank_that_waits_at_another_address_says_where_the_others_meet(
     assert f"{said} 127.0.0.1:{port}; leave MASTER_ADDR" in capsys.readouterr().err
 
 
+def test_from_another_machine_each_address_of_others_leads_to_the_store(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module: Any = importlib.import_module("torch.distributed.rendezvous")
+    monkeypatch.setattr(module, "_create_c10d_store", lambda hostname, port: hostname)
+    monkeypatch.setattr("gpurun.launcher.worker.program.program_rank.listens", lambda *_: False)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    report_other_stores(("192.0.2.1", 29500))  # no machine has addresses of that network
+    assert module._create_c10d_store("192.0.2.7", 29500) == "192.0.2.1"
+    assert capsys.readouterr().err == ""
+    assert module._create_c10d_store("127.0.0.1", 29500) == "127.0.0.1"
+    assert "waits at 127.0.0.1:29500 for the others" in capsys.readouterr().err
+
+
 class CaptureOf:
     """In place of `StepCapture`: records `steps` steps from number `first` on."""
 
