@@ -90,6 +90,12 @@ class StartRequest(msgspec.Struct, frozen=True, tag=True):
     """Absolute path of what takes its stdout instead of the log; empty: the log."""
     stderr: str = ""
     """Absolute path of what takes its stderr instead of the log; empty: the log."""
+    preset: Mapping[str, str] = {}
+    """Variables that it gets where the server has none by these names."""
+
+    def environ(self, server: Mapping[str, str]) -> dict[str, str]:
+        """Its environment, which begins as the server's."""
+        return {**self.preset, **server, **self.env}
 
 
 class Signal(msgspec.Struct, frozen=True, tag=True):

@@ -58,7 +58,7 @@ STORE_ENTRY = "gpurun.launcher.worker.base.process_group:serve_store"
 
 THREADS = "OMP_NUM_THREADS"
 PRESET = frozenset({THREADS, "TORCH_NCCL_ASYNC_ERROR_HANDLING"})
-"""Variables of a program's ranks that neither the shell nor the job need set."""
+"""Variables of a program's ranks that neither their node's shell nor the job need set."""
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,9 @@ class Starter:
     def rank_requests(self, launch: Launch, name: str, program: Variant | None) -> tuple[StartRequest, ...]:
         """The ranks of an attempt, with its own file names."""
         config, streams = str(self.run.launch_config(name).resolve()), self.streams if program else None
-        envs = {p.rank: self.rank_env(launch, name, p, program) for p in launch.processes}
+        planned = {p.rank: self.rank_env(launch, name, p, program) for p in launch.processes}
+        presets = PRESET - program.env.keys() if program else frozenset()
+        envs = {rank: _only(env, env.keys() - presets) for rank, env in planned.items()}
         logs = {p.rank: str(self.run.log(name, p.rank).resolve()) for p in launch.processes}
         here = [p.rank for p in launch.processes if p.node == 0]
         own = {rank: streams.of(envs[rank], logs[rank]) for rank in here} if streams else {}
@@ -272,6 +274,7 @@ class Starter:
                 control=str(self.run.control(name).resolve()),
                 cpus=process.cpus,
                 moved=self.moved(launch),
+                preset=_only(planned[process.rank], presets),
             )
             for process in launch.processes
         )
@@ -289,9 +292,11 @@ class Starter:
             ERROR_FILE: str(self.run.program_error(name, process.rank).resolve()),
         }
         planned = {**process.env, **own}
-        if self.streams.as_torchrun:
-            planned = with_torchruns_threads(planned, program.env)
-        return program_env(planned, program.env)
+        return with_torchruns_threads(planned, program.env) if self.streams.as_torchrun else planned
+
+
+def _only(variables: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if name in names}
 
 
 def check_port(address: str, port: int) -> None:
@@ -310,12 +315,6 @@ def program_of(plan: Plan, launch: Launch) -> Variant | None:
     """The variant of a launch that runs a program; `None` for a workload's."""
     first = plan.variant(launch.variants[0])
     return first if first.kind.runs_program else None
-
-
-def program_env(planned: Mapping[str, str], stated: Mapping[str, str]) -> dict[str, str]:
-    """The planned environment. What the shell has set stays, unless the job says something else."""
-    theirs = (PRESET & os.environ.keys()) - stated.keys()
-    return {key: value for key, value in planned.items() if key not in theirs}
 
 
 def with_torchruns_threads(planned: Mapping[str, str], stated: Mapping[str, str]) -> dict[str, str]:

@@ -271,7 +271,7 @@ def become_rank(request: StartRequest) -> None:
     """A process of its own: signals, environment, random numbers."""
     answer_signals()
     set_or_remove(_instead)
-    os.environ.update(request.env)
+    os.environ.update(request.environ(os.environ))
     os.chdir(request.cwd)
     if request.moved is not None:
         move_imports(*request.moved)

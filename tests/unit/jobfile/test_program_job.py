@@ -176,19 +176,18 @@ def test_too_few_devices_are_the_machines_fault(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shell", "stated", "given"), [(None, "", "1"), ("3", "", None), ("3", f"env: {{{ERRORS}: '2'}}\n", "2")]
+    ("shell", "stated", "given"), [(None, "", "1"), ("3", "", "3"), ("3", f"env: {{{ERRORS}: '2'}}\n", "2")]
 )
 def test_what_the_shell_or_the_job_says_of_errors_of_nccl_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str | None, stated: str, given: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str | None, stated: str, given: str
 ) -> None:
-    """torchrun sets the variable where the shell has none; the ranks' server has what the shell has."""
-    monkeypatch.delenv(ERRORS, raising=False)
-    if shell is not None:
-        monkeypatch.setenv(ERRORS, shell)
+    """torchrun sets the variable where the shell has none: on each node, whose server has what it has."""
+    monkeypatch.setenv(ERRORS, "0")  # of node 0
+    server = {} if shell is None else {ERRORS: shell}
     plan = plan_of(tmp_path, f"script: train.py\ndevices: cpu:1\n{stated}")
     starter = Starter(plan, load_job(tmp_path / "job.yaml"), RunDir(tmp_path / "run"), tmp_path, MACHINE)
     _, rank = starter.prepare(plan.launches[0], "01-script-1", dict.fromkeys(plan.launches[0].variants, 1))
-    assert rank.env.get(ERRORS) == given
+    assert rank.environ(server)[ERRORS] == given
 
 
 def test_a_seed_counts_only_where_it_is_stated(tmp_path: Path) -> None:
