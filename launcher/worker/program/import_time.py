@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any, cast
 
@@ -270,12 +270,17 @@ class Beginning:
         """The program, wherever the process is by now."""
         return os.path.join(self.directory, self.program)
 
-    def begin_anew_if_changed(self) -> None:
-        """Replaces the rank by a new one, which imports torch in the environment of this moment."""
+    def begin_anew_if_changed(self, torch_file: str) -> None:
+        """Replaces the rank by a new one, which imports torch in the environment of this moment.
+
+        If the program has put another torch than this file's first in `sys.path`, it imports that itself.
+        """
         names = changed(self.imported_with or self.env, os.environ)
-        if names and os.getpid() == self.pid:
+        found = PathFinder.find_spec(TORCH)
+        is_other = bool(found and found.submodule_search_locations and found.origin != torch_file)
+        if (names or is_other) and os.getpid() == self.pid:
             remember_that_it_sets_variables(self.remembered_by)
-            self._begin_anew(names, None)
+            self._begin_anew(() if is_other else names, None)
 
     def begin_anew(self, values: Mapping[str, str]) -> None:
         """Replaces the rank by a new one, which imports torch with these variables, and runs the program."""

@@ -421,7 +421,7 @@ class ProgramRank:
         torch_alone.on_show = lambda: loggers.reveal(lambda name: top_of(name) not in PRELOADED)
         others.on_show = lambda: loggers.reveal(lambda name: top_of(name) in PRELOADED)
         if beginning is not None:
-            torch_alone.on_import = beginning.begin_anew_if_changed
+            torch_alone.on_import = functools.partial(beginning.begin_anew_if_changed, torch.__file__)
             others.are_valid = beginning.is_unchanged
         before = {name for name in sys.modules if top_of(name) not in PRELOADED}
         torch_alone.hide()

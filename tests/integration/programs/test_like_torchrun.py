@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+import torch
 
 from gpurun.launcher.machine.process_tree import start_ticks
 from tests import forkserver
@@ -295,6 +296,30 @@ def test_a_rank_whose_variables_are_read_later_begins_once(tmp_path: Path) -> No
     )
     gpurun(tmp_path, "run", "train.py", *ONE).ended(0)
     assert log(tmp_path).splitlines() == ["begins", "tensor([1.])"]
+
+
+OTHER = """
+    import os, sys
+    print("begins")
+    sys.path.insert(0, os.path.abspath("vendored"))
+    import torch
+    print(torch.__file__)
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(40):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_a_program_gets_the_torch_that_it_puts_first(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", OTHER)
+    (tmp_path / "vendored").mkdir()
+    own = tmp_path / "vendored" / "torch"
+    own.symlink_to(Path(torch.__file__).parent)
+    result = gpurun(tmp_path, "run", "train.py", *ONE).ended(0)
+    assert log(tmp_path).splitlines() == ["begins", "begins", f"{own}/__init__.py"]
+    assert result.variant("script-1")["step_ms"] is not None
 
 
 WARNS = """
