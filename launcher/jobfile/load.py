@@ -291,6 +291,9 @@ def program_job(
         script: path of a Python file; `None` if `module` is one's name.
         devices: see `split_devices`.
         compare: the lists of what varies.
+
+    Raises:
+        SpecError: the command line isn't UTF-8.
     """
     name = Path(script).stem if script is not None else str(module)
     name = Path(args[0]).name if module == BECOMES_COMMAND else name
@@ -299,7 +302,11 @@ def program_job(
     job |= {"args": list(args)} if args else {}
     job |= {"devices": split_devices(devices)}
     job |= {"compare": compare} if compare else {}
-    return job_text(job)
+    text = job_text(job)
+    if found := re.search("[\udc80-\udcff]", text):
+        message = f"the command line isn't UTF-8: a stray byte 0x{ord(found[0]) & 0xFF:02x}"
+        raise SpecError(Problem(message, "give the file another name, or have the program read it elsewhere"))
+    return text
 
 
 def masked_overrides(overrides: Sequence[str], spec: JobSpec) -> tuple[str, ...]:

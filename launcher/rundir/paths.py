@@ -148,8 +148,11 @@ def check_writable(directory: Path) -> None:
     Asked before anything is imported or started for a run.
 
     Raises:
-        MachineError: it can't be written.
+        MachineError: it can't be written, or recorded.
     """
+    whole = str(directory.absolute())
+    if (shown := whole.encode(errors="backslashreplace").decode()) != whole:
+        raise MachineError(f"{shown} isn't UTF-8, as records of a run are: rename that directory")
     places = (directory, *directory.absolute().parents)
     nearest = next((each for each in places if os.path.lexists(each)), directory)
     if nearest == directory and not directory.is_dir():

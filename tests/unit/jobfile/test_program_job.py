@@ -220,6 +220,17 @@ def test_gpurun_run_means_a_job_that_can_be_written_down(tmp_path: Path) -> None
     assert (listed.module, listed.devices) == ("json.tool", ("cuda:0", "cuda:1"))
 
 
+@pytest.mark.parametrize(
+    ("script", "args", "compare"),
+    [("a\udcff.py", [], {}), ("t.py", ["\udcff"], {}), ("t.py", [], {"options": [{"a": "\udcff"}]})],
+)
+def test_a_command_line_that_is_no_text_is_refused(
+    script: str, args: list[str], compare: dict[str, object]
+) -> None:
+    with pytest.raises(SpecError, match="the command line isn't UTF-8: a stray byte 0xff"):
+        program_job(script, None, args, "cpu:2", compare)
+
+
 def test_mistakes_of_gpurun_run_have_no_line(tmp_path: Path, wording: Wording) -> None:
     with wording.raises(SpecError):
         load_text(program_job("nope.py", None, [], "cpu:2"), "", [], tmp_path)

@@ -87,6 +87,11 @@ def test_a_directory_whose_files_hold_nothing_is_refused_before_a_run(tmp_path: 
     check_writable(tmp_path / "runs")
 
 
+def test_a_directory_that_no_record_can_name_is_refused_before_a_run(tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match=r"/d\\udcff/runs isn't UTF-8"):
+        check_writable(tmp_path / "d\udcff" / "runs")
+
+
 def test_a_dead_link_and_a_place_that_takes_no_files_are_named(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to("gone")
