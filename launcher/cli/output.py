@@ -123,6 +123,7 @@ def own_streams(lends_stdout: bool) -> "Streams":
     from gpurun.launcher.logs.relay import STDERR_FD, STDOUT_FD
     from gpurun.launcher.processes.incoming_signals import is_in_foreground
     from gpurun.launcher.run.running_attempt import Streams
+    from gpurun.launcher.rundir.rank_files import STDOUT, RankFiles
 
     def path(fd: int, flags: int) -> str:
         """Empty for a socket, and for what belongs to another user (`su`): ranks can't open it."""
@@ -135,17 +136,20 @@ def own_streams(lends_stdout: bool) -> "Streams":
 
     reads_terminal = is_in_foreground(0)
     stdin = path(0, os.O_RDONLY) if reads_terminal or not os.isatty(0) else ""
-    stdout, passes_to = "", None if os.isatty(STDERR_FD) else STDERR_FD
+    stdout, passes_to, files = "", None if os.isatty(STDERR_FD) else STDERR_FD, None
     if lends_stdout and not os.isatty(STDOUT_FD):
         stdout = path(STDOUT_FD, os.O_WRONLY | os.O_APPEND)
-        if not stdout or os.path.sameopenfile(STDOUT_FD, STDERR_FD):
+        if os.path.sameopenfile(STDOUT_FD, STDERR_FD):
             # Written by a rank itself, a line would be before the line of stderr that came first.
             stdout, passes_to = "", STDOUT_FD
+        elif not stdout:
+            files = RankFiles("", redirects=0, tee=0, passed=STDOUT)
     if stdout:
         # A rank opens a file anew: else both would write at places of their own.
         for fd in (STDOUT_FD, STDERR_FD):
             fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
-    return Streams(stdin, stdout, passes_to=passes_to, reads_terminal=reads_terminal and bool(stdin))
+    reads_terminal &= bool(stdin)
+    return Streams(stdin, stdout, passes_to=passes_to, reads_terminal=reads_terminal, files=files)
 
 
 def rank_streams(passes_through: bool, lends_stdout: bool) -> "Streams":
@@ -225,6 +229,9 @@ def run_and_print(
         from gpurun.launcher.start import run_job
 
         streams = rank_streams(passes_through, not (as_json or quiet))
+        if files is not None and streams.files is not None:
+            files = replace(files, passed=streams.files.passed)
+        files = files or streams.files
         streams = replace(streams, only_rank=only_rank, only_local_ranks=only_local_ranks, files=files)
         output = Output(quiet, only_rank, streams)
         flags = node_flags(**place)

@@ -135,7 +135,8 @@ class Relay:
         """
         self._pass_on(is_last=True)
         self._held, self._bars, self._tails = [], {}, []
-        self._logs, self._full = set(logs.values()), set()
+        passed_on = {tail.path for tail in more if not tail.beginning}
+        self._logs, self._full = {*logs.values(), *passed_on}, set()
         shown = [
             rank
             for local_rank, rank in enumerate(sorted(logs))

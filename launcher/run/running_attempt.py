@@ -74,7 +74,7 @@ class Streams:
     """The local ranks whose stdout goes there, on each node; `None`: all."""
     passes_to: int | None = None
     """The descriptor of the command that gets what is in the logs: stderr, unless that is a terminal; stdout
-    where both are one file or pipe, or ranks can't open it."""
+    where both are one file or pipe."""
     reads_terminal: bool = False
     as_torchrun: bool = False
     """Whether the command replaces torchrun."""
@@ -84,7 +84,8 @@ class Streams:
     @property
     def takes_stdout(self) -> bool:
         """Whether the command's stdout is for what ranks write."""
-        return bool(self.stdout) or self.passes_to == STDOUT_FD
+        is_passed = self.files is not None and bool(self.files.passed)
+        return bool(self.stdout) or self.passes_to == STDOUT_FD or is_passed
 
     def of(self, env: Mapping[str, str], log: str) -> dict[str, Any]:
         """The fields of the `StartRequest` of a rank with this environment and log.
@@ -108,11 +109,11 @@ class Streams:
                 request.rank,
                 path,
                 fd=STDOUT_FD if is_stdout and self.takes_stdout else self.passes_to,
-                beginning=line_prefix(request.env, os.environ),
+                beginning=line_prefix(request.env, os.environ) if is_tee else "",
             )
             for request in requests
             if self.files and request.entry == PROGRAM_ENTRY
-            for path, is_stdout in self.files.shown(request.env)
+            for path, is_stdout, is_tee in self.files.shown(request.env)
         ]
 
 

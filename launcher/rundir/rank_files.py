@@ -58,6 +58,8 @@ class RankFiles:
     redirects: Mapping[int, int] | int
     """Bits by local rank, or of all."""
     tee: Mapping[int, int] | int
+    passed: int = 0
+    """Bits of streams that are passed on from files, of all ranks: these can't open the command's own."""
     _place: Path | None = field(default=None, init=False)
     """The directory of this command below it."""
 
@@ -69,7 +71,7 @@ class RankFiles:
         """
         if self.directory == os.devnull:  # streams stay as they are then, as under torchrun
             return {}
-        redirected = _bits(self.redirects, env) | _bits(self.tee, env)
+        redirected = _bits(self.redirects, env) | _bits(self.tee, env) | self.passed
         try:
             if self._place is None:
                 base = os.path.abspath(self.directory or os.path.dirname(log))
@@ -89,12 +91,14 @@ class RankFiles:
             return {}
         return {ERROR_FILE: str(self._rank_directory(self._place, env) / "error.json")}
 
-    def shown(self, env: Mapping[str, str]) -> Iterator[tuple[Path, bool]]:
-        """The shown files of a rank for which `of` was called, each with whether it is stdout."""
+    def shown(self, env: Mapping[str, str]) -> Iterator[tuple[Path, bool, bool]]:
+        """The shown files of a rank for which `of` was called, with whether they are stdout, and tee's."""
         if self._place is not None:
+            tee, passed = _bits(self.tee, env), self.passed & ~_bits(self.redirects, env)
             for bit, name in _STREAMS.items():
-                if _bits(self.tee, env) & bit:
-                    yield self._rank_directory(self._place, env) / f"{name}.log", bit == STDOUT
+                if (tee | passed) & bit:
+                    path = self._rank_directory(self._place, env) / f"{name}.log"
+                    yield path, bit == STDOUT, bool(tee & bit)
 
     def _rank_directory(self, place: Path, env: Mapping[str, str]) -> Path:
         """Next to the logs, which nodes may share, it has the rank's own number."""

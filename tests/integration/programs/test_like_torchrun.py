@@ -919,6 +919,30 @@ def test_streams_go_to_the_files_that_the_line_says(
     assert "|".join(shown) == err
 
 
+@pytest.mark.parametrize(
+    ("options", "out", "err"),
+    [
+        ("", "out 0", "err 0"),
+        ("--redirects 1", "", "err 0"),
+        ("--tee 3", "[default0]:out 0", "[default0]:err 0"),
+    ],
+)
+def test_a_socket_takes_stdout_and_not_stderr(tmp_path: Path, options: str, out: str, err: str) -> None:
+    """Ranks can't open it."""
+    write(tmp_path, "train.py", STREAMS)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        line = ("gpurun", "--out", "run", "torchrun", *options.split(), "train.py")
+        pipe, null = subprocess.PIPE, subprocess.DEVNULL
+        with forkserver.start(*line, cwd=tmp_path, stdin=null, stdout=theirs, stderr=pipe) as process:
+            theirs.close()
+            _, said = process.communicate()
+        with ours.makefile() as stream:
+            assert stream.read().splitlines() == [out][: bool(out)]
+    assert [text for text in said.splitlines() if re.search(r"(out|err) \d$", text)] == [err]
+    assert "out 0" in gpurun(tmp_path, "logs", "run").out
+
+
 def test_lines_that_are_shown_begin_as_the_shell_says(tmp_path: Path) -> None:
     write(tmp_path, "train.py", STREAMS)
     env = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${role_name} ${rank} ${local_rank} ${no}> "}

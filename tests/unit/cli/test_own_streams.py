@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.launcher.cli.output import own_streams
+from gpurun.launcher.rundir.rank_files import RankFiles
 
 
 @contextmanager
@@ -48,7 +49,9 @@ def fds(tmp_path: Path) -> Iterator[dict[str, int]]:
         ("pipe", "file", "other", True, True, 2),
         ("file", "file", "file", True, False, 1),
         ("null", "null", "terminal", True, True, None),
-        ("socket", "socket", "terminal", False, False, 1),
+        ("socket", "socket", "terminal", False, False, None),
+        ("pipe", "socket", "other", True, False, 2),
+        ("pipe", "socket", "socket", True, False, 1),
         ("terminal", "terminal", "terminal", False, False, None),
         ("pipe", "terminal", "other", True, False, 2),
     ],
@@ -69,6 +72,7 @@ def test_ranks_open_the_streams_that_can_be_opened(
     assert found.stdin == alone.stdin == (f"/proc/{os.getpid()}/fd/0" if given else "")
     assert found.stdout == (f"/proc/{os.getpid()}/fd/1" if taken else "")
     assert found.passes_to == passes_to
+    assert found.takes_stdout == (stdout != "terminal")
     assert (alone.stdout, alone.passes_to) == ("", None if stderr == "terminal" else 2)
     assert not found.reads_terminal
 
@@ -84,4 +88,5 @@ def test_streams_of_another_user_are_none_of_the_ranks(
     with streams(fds["pipe"], fds["file"], fds["other"]), monkeypatch.context() as patched:
         patched.setattr(os, "open", refused)
         found = own_streams(lends_stdout=True)
-    assert (found.stdin, found.stdout, found.passes_to) == ("", "", 1)
+    assert (found.stdin, found.stdout, found.passes_to) == ("", "", 2)
+    assert found.files == RankFiles("", 0, 0, passed=1)
