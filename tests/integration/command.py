@@ -1,8 +1,10 @@
 """Runs `gpurun` as a person does: a command with a terminal-less stdout, in a directory of its own."""
 
 import json
+import secrets
 import socket
 import textwrap
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -141,6 +143,9 @@ def misbehaving(directory: Path, body: str, job: str = MODEL_JOB) -> Path:
 
 
 def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """A port that was free a moment ago, and that the system gives to nobody who asks for any."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = first // 2 + secrets.randbelow(first // 4)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -19,7 +18,7 @@ import torch
 
 from gpurun.launcher.rundir.files import RunDir, read_json, write_json
 from gpurun.launcher.rundir.records import Observed, ProgramConfig, VariantRef
-from tests.integration.command import TIMEOUT_S, write
+from tests.integration.command import TIMEOUT_S, free_port, write
 
 LAUNCH = "01-script-2"
 PROGRAM = """
@@ -136,8 +135,7 @@ class Ranks:
             observe=True,
         )
         write_json(run.launch_config(LAUNCH), replace(config, **fields))
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            run.rendezvous(LAUNCH).write_text(str(server.getsockname()[1]))
+        run.rendezvous(LAUNCH).write_text(str(free_port()))
         env = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
         assert self.server.stdin is not None
         assert self.server.stdout is not None
