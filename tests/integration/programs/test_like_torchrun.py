@@ -18,7 +18,7 @@ import torch
 
 from gpurun.launcher.machine.process_tree import start_ticks
 from tests import forkserver
-from tests.integration.command import Result, free_port, gpurun, write
+from tests.integration.command import TIMEOUT_S, Result, free_port, gpurun, write
 
 STEPS = """
     import os, signal, subprocess, sys, time
@@ -241,9 +241,13 @@ FAILS = """
     import os, sys, time
     for number in range(31):
         print(f"line {number}", file=sys.stderr)
+    printed = "printed" + os.environ["TORCHELASTIC_RESTART_COUNT"]
     if os.environ["RANK"] == "1":
-        time.sleep(1 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else 0)
+        while not os.path.exists(printed):
+            time.sleep(0.01)
+        time.sleep(1 if printed == "printed0" else 0)
         import no_such_package
+    open(printed, "w").close()
     time.sleep(2)
 """
 
@@ -390,6 +394,8 @@ UPLOAD = (
         os.wait()
         sys.exit()
     child = subprocess.Popen(command, **how)
+    while sys.argv[1] == "nohup" and "nohup" in open(f"/proc/{child.pid}/comm").read():
+        time.sleep(0.01)  # nohup has not yet done what it is for
     open("pid", "w").write(str(child.pid))
 """
 )
@@ -465,7 +471,7 @@ def training(directory: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
     argv = ("gpurun", "run", "train.py", *args)
     with forkserver.start(*argv, cwd=directory, stdout=pipe, stderr=pipe, stdin=null) as process:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + TIMEOUT_S
         while len([*directory.glob("ready*")]) < 2:
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
@@ -481,9 +487,9 @@ SAVES = (
     STEPS
     + """
     rank = os.environ["RANK"]
-    open(f"ready{rank}", "w").close()
     try:
-        trained(10000, 0.01)
+        open(f"ready{rank}", "w").close()
+        trained(100000, 0.01)
     except KeyboardInterrupt:
         print("ended early", flush=True)
     finally:
@@ -546,10 +552,10 @@ DEAF = (
 
 def test_ranks_that_do_not_end_in_time_are_killed_and_named(tmp_path: Path) -> None:
     write(tmp_path, "train.py", DEAF)
-    with training(tmp_path, *TWO, "--set", "grace=1s") as process:
+    with training(tmp_path, *TWO, "--set", "grace=6s") as process:
         process.send_signal(signal.SIGINT)
         _, err = process.communicate()
-    said = "ranks 0, 1 of 01-script-2 were killed, since 1.0 s were not enough to end (`grace`)"
+    said = "ranks 0, 1 of 01-script-2 were killed, since 6.0 s were not enough to end (`grace`)"
     assert said in err
     assert said[1:] in " ".join(gpurun(tmp_path, "report", "run", "--details").out.split())
     assert {path.name for path in tmp_path.glob("asked*")} == {"asked0", "asked1"}
@@ -609,9 +615,11 @@ TOGETHER = (
     STEPS
     + """
     rank = os.environ["RANK"]
-    script = f"trap 'touch told{rank}; exit' TERM; touch ready{rank}; sleep 100 & wait"
-    child = subprocess.Popen(["sh", "-c", script])
+    script = f"trap 'touch told{rank}; exit' TERM; echo; sleep 100 & wait"
+    child = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(child.wait()))
+    child.stdout.readline()
+    open(f"ready{rank}", "w").close()
     trained(100000, 0.01)
 """
 )
@@ -1099,7 +1107,7 @@ WHY = {
 @pytest.mark.parametrize("name", SLOW)
 def test_what_a_program_does_before_its_first_step_is_in_the_message(tmp_path: Path, name: str) -> None:
     write(tmp_path, "train.py", SLOW[name])
-    hang = ("--hang-timeout", "3s", "--set", "grace=1s")
+    hang = ("--hang-timeout", "8s", "--set", "grace=1s")
     result = gpurun(tmp_path, "run", "train.py", *TWO, *hang).ended(4)
     assert WHY[name] in " ".join(result.err.split())
     assert (name == "guard") == ("by spawn" in result.err)

@@ -276,7 +276,7 @@ HANGS = """
 
 def test_a_program_that_makes_no_step_any_more_is_stopped_with_its_stacks(tmp_path: Path) -> None:
     write(tmp_path, "train.py", HANGS)
-    job = ("train.py", "--devices", "cpu:2", "--hang-timeout", "10s", "--set", "grace=1s")
+    job = ("train.py", "--devices", "cpu:2", "--hang-timeout", "10s", "--set", "grace=30s")
     done = gpurun(tmp_path, "run", *job, "--out", "run").ended(4)
     result = done.variant("script-2")
     assert result["status"] == "hung"
