@@ -440,6 +440,7 @@ _ON_PARTS: Mapping[str, Mapping[str, str]] = {
     "unknown": {
         "": "record the CPU as well (ProfilerActivity.CPU)",
         "-recorded": "take the file as the profiler wrote it, before events were sampled or filtered",
+        "-lost": "take the file as the profiler wrote it, or record with a newer version of torch",
     },
     "gaps": {"": "look for synchronisation and dependencies in the timeline"},
     "other_steps": {"": "look at the other streams in the timeline"},

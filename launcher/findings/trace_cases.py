@@ -11,6 +11,7 @@ NOT_RECORDED: Mapping[str, str] = {
     "communication": "in communication or waiting for it; the traces lack other ranks, which would show why",
     "unmatched": "in communication or waiting for it; who waited isn't known",
     "unknown": "in gaps; the traces lack launches, which would show why",
+    "lost": "in gaps; the traces lack the launches of the work that ends them, which would show why",
     "left-out": "in gaps, which may hold work: events were left out of the traces",
     "unrecorded": "waiting for the CPU, of which mostly nothing is recorded",
     "untraced": "in communication or waiting for it",

@@ -321,7 +321,7 @@ _GAIN = FigureColumn[PathPart]("gain ms", lambda row: row.gain_us, us_in_ms)
 def _critical_path(report: TraceReport) -> TableContent:
     path = report.critical_path
     if path is None or not path.length_us:
-        is_thinned = any(each.figures.get("case") == "calls-left-out" for each in report.findings)
+        is_thinned = any(rank.is_thinned for rank in report.ranks)
         why = "left-out" if is_thinned else "times" if report.unreplayed == "times" else "launches"
         return TableContent((), (NO_PATH[why],))
     share = FigureColumn[PathPart]("% of path", lambda row: 100 * row.path_us / path.length_us, _one_decimal)

@@ -81,8 +81,8 @@ IN_STACKS = "in-stacks"
 """The case of time outside of operators where the trace has Python's stacks."""
 _FUNCTIONS: Mapping[Part, str] = {"input": "data", "gaps": "other", **dict.fromkeys(OF_HOST, "host")}
 """Which of `CpuFacts.functions` a part passes in."""
-EVENTS_LEFT_OUT = "left-out"
-"""The case of gaps in traces that have events of the CPU."""
+EVENTS_LEFT_OUT, LOST = "left-out", "lost"
+"""The cases of gaps in traces that were thinned, and in others that have operators or other launches."""
 UNREAD_NPU = "unread-npu"
 """The case of a device of which no calls are read, either: they count with the operators around them."""
 UNMATCHED = "unmatched"
@@ -644,6 +644,7 @@ def advice_for(
         "balanced": is_balanced or (of_job and is_alike),
         "alike": is_alike,
         "recorded": found.figures.get("case") == EVENTS_LEFT_OUT,
+        "lost": found.figures.get("case") == LOST,
         "in-job": of_job,
     }
     part = found.part.replace("_", "-")

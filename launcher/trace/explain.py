@@ -17,6 +17,7 @@ from gpurun.launcher.stats.core_waiting import QUEUE_PERCENT
 from gpurun.launcher.trace.causes import (
     EVENTS_LEFT_OUT,
     IN_STACKS,
+    LOST,
     MENTION_FROM,
     MOST,
     OF_DEVICE,
@@ -376,8 +377,8 @@ def _named(
     figures = dict(cause.figures)
     if cause.part == "communication" and has_all:
         figures["case"] = UNMATCHED
-    if cause.part == "unknown" and (rank.ops or rank.total.launch_delay_us):
-        figures["case"] = EVENTS_LEFT_OUT
+    if cause.part == "unknown" and (rank.is_thinned or rank.ops or rank.total.launch_delay_us):
+        figures["case"] = EVENTS_LEFT_OUT if rank.is_thinned else LOST
     if cause.part == "unread" and NPU in rank.device:
         figures["case"] = UNREAD_NPU
     idle = mean.idle_by_cause_us

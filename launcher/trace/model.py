@@ -454,6 +454,8 @@ class RankTrace:
     """The work that the steps launched, if the trace has steps and also work outside of them."""
     is_cut: bool = False
     """Whether the file ends early, so that any of these figures may lack something."""
+    is_thinned: bool = False
+    """Whether calls were left out of the file after it was recorded, so that gaps may hold work."""
     one_off: tuple[NameTotal, ...] = ()
     """Calls that do what is done once, and `torch.compile`, longest first, also while the device worked.
 

@@ -484,6 +484,8 @@ class Digest:
     """Whether torch's DDP or FSDP is at work."""
     is_cut: bool = False
     """Whether the file ends early."""
+    is_thinned: bool = False
+    """Whether calls were left out of it after it was recorded."""
     clock: str | None = None
     """Equal for CPU traces whose times come from one clock; `None`: unknown, or those of GPUs."""
     window: tuple[int, int] | None = None
@@ -562,6 +564,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
         communicates=bool(collectives),
         wraps_data_parallel=any(map(_DATA_PARALLEL.match, (*trace.annotation_names, *trace.op_names))),
         is_cut=trace.cut is not None,
+        is_thinned=on_gpu and are_calls_left_out(trace),
         clock=None if on_gpu else clock_id(trace.header),
         window=None if chosen is None else _window(host, all_steps, kept),
         facts=_facts(trace),
