@@ -61,7 +61,7 @@ class Made:
         home = find(traces, index.version)
         if home is None:
             return "the traces have changed; try again"
-        path = home / name
+        path, traces = home / name, of_index(traces, index.header)
         with self._lock:
             if path.is_file():
                 return path
@@ -96,6 +96,12 @@ class Made:
             return f"{self._failure}: it took longer than {BUILD_LIMIT_S:.0f} s"
         lines = [line for line in done.stderr.splitlines() if line[:1].strip()]  # advice is indented
         return None if done.returncode == 0 else f"{self._failure}: {lines[-1] if lines else 'killed'}"
+
+
+def of_index(traces: Traces, header: Header) -> Traces:
+    """Those that the index shows: of several captures one, whichever steps others have."""
+    shown = {Path(file).name for rank in header.ranks for file in rank.files}
+    return replace(traces, files=tuple(file for file in traces.files if file.name in shown))
 
 
 def order() -> tuple[Path, Path, list[str]]:
@@ -164,7 +170,7 @@ class RequestedTables:
         if not isinstance(found, Path):
             return found
         path = found if wanted.rank is None or wanted.table == PATH else of_rank(found, wanted.rank)
-        if not path.is_file():  # another capture has the step on more ranks
+        if not path.is_file():  # by these files alone ranks may be others
             return NO_TABLE.format(step=wanted.step, rank=wanted.rank)
         report = msgspec.json.decode(path.read_bytes(), type=TraceReport)
         return replace(report, findings=with_file_names(report.findings, traces.files))
@@ -227,13 +233,14 @@ def tables_answer(
         shown, about = shown_changes(diff_traces(base, report), other, label)
     else:
         shown = shown_table(report, table)
+    warnings = (each.text for each in of_level(report.findings, "detail"))
     return {
         "table": table,
         "kinds": [{"key": key, "title": title} for key, title in TITLES.items()],
         "sentence": f"{label}: {about}",
         "ranks": [rank.rank for rank in header.ranks],
         "steps": sorted({step.step for rank in header.ranks for step in rank.steps}),
-        "warnings": [each.text for each in of_level(report.findings, "detail")],
+        "warnings": [*dict.fromkeys((*header.warnings, *warnings))],
         "tables": shown.tables,
         "notes": shown.notes,
     }

@@ -32,7 +32,7 @@ from gpurun.launcher.tensorboard_plugin.plugin import MIME_TYPES, STATIC, static
 from gpurun.launcher.tensorboard_plugin.timeline.indexing import ENTRY
 from gpurun.launcher.tensorboard_plugin.view import open_view
 from gpurun.launcher.trace.model import TABLES, TraceReport
-from tests.unit.trace.trace_files import kernel, launch, rank_info, step, write
+from tests.unit.trace.trace_files import kernel, launch, rank_info, span, step, write
 from tests.whole import first
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -227,6 +227,21 @@ def test_tables_have_the_figures_of_the_command(url: str, logdir: Path, one: str
         expected = json.loads(msgspec.json.encode(shown_table(report, table)))
         assert {key: answer[key] for key in expected} == expected
         assert len(answer["tables"]) > 0 or table in ("kernels", "shapes", "copies", "launches")  # of GPUs
+
+
+def test_of_several_captures_tables_have_the_figures_of_the_one_that_is_shown(tmp_path: Path) -> None:
+    """Though an older one has the step on all ranks."""
+    for capture, first_steps in enumerate(((4, 4), (4, 5))):
+        for rank, first_step in enumerate(first_steps):
+            begin = 1_700_000_000_000_000 + 1_000 * capture
+            events = [step(first_step, begin, 100), step(first_step + 1, begin + 100, 100)]
+            events += [span("cpu_op", f"aten::mm{capture}", begin + at, 50) for at in (0, 100)]
+            path = tmp_path / f"{capture}_rank{rank}.pt.trace.json.gz"
+            write(path, events, **rank_info(rank, 2), gpurunClock="same")
+    with open_view(tmp_path) as server:
+        answer = get(server.url, "tables", table="operators", step=4, **of("traces", "."))
+    assert [row["name"] for row in answer["tables"][0]["rows"] if row["name"]] == ["aten::mm1"]
+    assert any("0_rank0.pt.trace.json.gz" in text for text in answer["warnings"])
 
 
 @pytest.mark.slow
