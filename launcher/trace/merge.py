@@ -6,7 +6,7 @@ import errno
 import gzip
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -24,6 +24,7 @@ from gpurun.launcher.trace.analysis.discover import MARK, find_traces, place_for
 from gpurun.launcher.trace.kineto.classify import KERNEL_CATEGORIES, GpuKind, HostKind, gpu_kind, host_kind
 from gpurun.launcher.trace.kineto.columns import MAX_NS, time_texts
 from gpurun.launcher.trace.kineto.trace_file import ReadLimits, TraceBlocks, allowed_bytes, open_source
+from gpurun.launcher.trace.model import Table, TraceReport
 
 RawEvent = dict[str, Any]
 
@@ -34,9 +35,13 @@ the ranks, not by the rank, which may be any number that a file has in its name.
 
 
 def merge_traces(
-    paths: Sequence[Path], out: Path, steps: slice | None = None, within: Sequence[Path] = ()
-) -> None:
-    """Writes all ranks in `paths` into one trace for Perfetto or chrome://tracing.
+    paths: Sequence[Path],
+    out: Path,
+    steps: slice | None = None,
+    show: Set[Table] = frozenset(),
+    within: Sequence[Path] = (),
+) -> TraceReport:
+    """The report, as of `analyse_paths`; writes all ranks into one trace for Perfetto or chrome://tracing.
 
     Process names contain the rank, and processes are sorted by rank. All events are kept, with their times to
     the nanosecond, but those at times that no clock shows. With `steps`, only events that start between the
@@ -55,7 +60,7 @@ def merge_traces(
         out = place_for(out, found.files)
         # What is in its place when the traces have been read, minutes later, may lead elsewhere.
         directory = os.open(out.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        analysis = analyse(paths, steps, within=found.within)
+        analysis = analyse(paths, steps, show, within=found.within)
         with replacing(out.name, directory) as file:
             if out.suffix == ".gz":
                 # Without the time of day: the same traces give the same bytes.
@@ -63,6 +68,7 @@ def merge_traces(
                     _write(analysis, found.within, packed)
             else:
                 _write(analysis, found.within, file)
+        return analysis.report
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         advice = "free some space or name another file" if full else "name another file"

@@ -193,13 +193,14 @@ def trace(
     from gpurun.launcher.run.find import traces_of
     from gpurun.launcher.trace.analysis.analyse import analyse_paths
 
-    found = traces_of(*paths)
-    if merge is not None:
+    found, tables = traces_of(*paths), frozenset(show or ())
+    if merge is None:
+        analysis = analyse_paths(found.paths, steps, tables, found.within)
+    else:
         from gpurun.launcher.trace.merge import merge_traces
 
-        merge_traces(found.paths, merge, steps, found.within)
+        analysis = merge_traces(found.paths, merge, steps, tables, found.within)
         click.echo(f"wrote {merge}; open it in https://ui.perfetto.dev", err=True)
-    analysis = analyse_paths(found.paths, steps, frozenset(show or ()), found.within)
     if show and not as_json:
         from gpurun.launcher.report.terminal.trace import render_tables
 

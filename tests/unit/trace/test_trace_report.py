@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpurun.launcher.cli.main import cli
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.report.terminal.changes import render_trace_diff
 from gpurun.launcher.report.terminal.trace import render_tables, render_trace
@@ -19,6 +20,7 @@ from gpurun.launcher.trace.merge import merge_traces
 from gpurun.launcher.trace.model import TraceReport
 from gpurun.launcher.units import MINUS
 from tests.said import trace_notes
+from tests.unit.cli.click_runner import runner
 from tests.unit.trace.trace_files import REAL, kernel, launch, load, rank_info, span, step, write
 from tests.wording import Wording
 
@@ -436,6 +438,15 @@ def test_a_merged_trace_next_to_the_ranks_is_passed_over(capture: Path, name: st
     assert report.ranks == alone.ranks
     merge_traces([capture], capture / name)  # once more, over the older one
     assert (capture / name).read_bytes() == first
+
+
+@pytest.mark.parametrize("show", [[], ["--show", "kernels"], ["--json", "--show", "all"]])
+def test_traces_are_merged_as_they_are_reported(capture: Path, show: list[str]) -> None:
+    """They are read once, before the merged file is next to them."""
+    alone = runner().invoke(cli, ["trace", str(capture), *show])
+    merged = runner().invoke(cli, ["trace", str(capture), *show, "--merge", str(capture / "all.json.gz")])
+    assert (merged.exit_code, merged.stdout) == (0, alone.stdout)
+    assert is_merged(capture / "all.json.gz")
 
 
 @pytest.mark.parametrize(
