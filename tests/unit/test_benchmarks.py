@@ -9,6 +9,7 @@ import sys
 import tarfile
 from contextlib import suppress
 from dataclasses import replace
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,8 +25,10 @@ from benchmarks.fuzz.guard import LIMIT_BYTES, Outcome, run_all
 from benchmarks.gpu import __main__ as gpu_checks
 from benchmarks.gpu import loop
 from benchmarks.gpu.summary import of_search, steps_ms
+from benchmarks.traces import corpus
+from benchmarks.traces.reference import totals
 from gpurun.launcher.machine.git import commit_of, git
-from tests.unit.trace.trace_files import kernel, launch, step
+from tests.unit.trace.trace_files import REAL, kernel, launch, span, step, write
 from tests.whole import first
 from tests.wording import Wording
 
@@ -335,3 +338,34 @@ def test_a_search_for_improvements_on_a_gpu_is_summed_up(tmp_path: Path) -> None
         "train.py: percent=-12 ci=[-13.0, -11.0]",
         "DataLoader(pin_memory=True): kept percent=-12.35",
     ]
+
+
+def test_public_traces_are_compared_with_the_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "owner" / "name" / "0123456789abcdef" / "traces"
+    place.mkdir(parents=True)
+    ring = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+    copy = kernel("Memcpy HtoD (Pinned -> Device)", 70, 9.125, 3, stream=13) | {"cat": "gpu_memcpy"}
+    work = [kernel("gemm", 20, 30.5, 1), kernel(ring, 40, 20, 2, stream=20), copy]
+    calls = [span("cpu_op", "aten::mm", 0, 9), *(launch(at, 1, at) for at in (1, 2, 3))]
+    write(place / "a.json", [step(1, 0, 100), *calls, *work])
+    (place / "b.json").write_text('{"a": 1}')
+    sections: list[str] = []
+    monkeypatch.setattr(corpus, "record", lambda title, text, facts: sections.append(text))
+    corpus.main([str(tmp_path)])
+    outcomes = ["exact: 8 events on 0", "exact: both refuse it (no list of trace events)"]
+    assert re.findall("(?:exact|differs): .*(?= [|])", sections[0]) == outcomes
+    checksum = sha256((place / "a.json").read_bytes()).hexdigest()
+    assert f"| owner/name | 0123456789 | traces/a.json | {checksum} |" in sections[0]
+    monkeypatch.setattr(corpus, "totals", lambda path: replace(totals(path), idle_ns=0))
+    corpus.main([str(tmp_path)])
+    assert "differs: idle 10000 != 0" in sections[1]
+
+
+@pytest.mark.parametrize(
+    "name", first(2, ["vit_H100", "ddp_2of128", "dlrm_8xV100", "nccl_args_A100", "resnet50_V100"])
+)
+def test_real_traces_are_to_the_nanosecond_what_the_reference_says(name: str) -> None:
+    for path in sorted((REAL / name).glob("*.json.gz")):
+        assert corpus._outcome(path).startswith("exact: "), path

@@ -785,13 +785,13 @@ def test_work_whose_length_is_rounded_to_0_waits_for_its_own_launch(tmp_path: Pa
 def test_what_is_done_once_is_named_first(tmp_path: Path, wording: Wording) -> None:
     allocation = span("cuda_runtime", "cudaMalloc", 1_100, 2_000)
     events = launches_of([(0, 10), (4_000, 9_000), (14_000, 10)])
-    report = analyse_paths([write(tmp_path / "t.json", [*events, allocation])])
+    report = analyse_paths([write(tmp_path / "t.json", [*events, allocation])], None, {"launches"})
     assert report.ranks[0].total.idle_by_cause_us.one_off == 11_000
     assert [(row.name, row.count, row.host_us) for row in report.ranks[0].one_off] == [
         ("cudaLaunchKernel", 1, 9_000),
         ("cudaMalloc", 1, 2_000),
     ]
-    wording(report.conclusion)
+    wording(report.conclusion, render_tables(report, ("launches",), 100, details=False))
     alone = [step(1, 0, 14_100), *events, allocation, launch(20_000, 1, 9), kernel("k", 20_002, 1, 9)]
     wording(analyse_paths([write(tmp_path / "t.json", alone)]).conclusion)
 
@@ -944,6 +944,32 @@ def test_a_loss_that_several_ranks_share_is_named(tmp_path: Path, num_late: int)
     (cause, *_) = trace_causes(analyse_paths([tmp_path]))
     assert (cause.part, cause.share) == ("input", pytest.approx(0.4, abs=0.05))
     assert cause.saved_ns > 3.5e6
+
+
+@pytest.mark.parametrize(("sleep_ms", "part", "ranks"), [(30, "outside", (1,)), (8, "transfer", (0, 1))])
+def test_with_two_buckets_in_flight_what_saves_most_is_named(
+    tmp_path: Path, sleep_ms: int, part: str, ranks: tuple[int, ...]
+) -> None:
+    """Rank 1 sleeps in its forward pass; without transfers of 12 ms each a step would be 13 ms shorter."""
+    for rank in (0, 1):
+        events: list[Event] = []
+        for number in range(3):
+            begin, forward_us, late_us = (30 + sleep_ms) * 1_000 * number, 5_000, sleep_ms * 1_000
+            own_us = begin + late_us * rank
+            events += [step(number, begin, late_us + 30_000), span("cpu_op", "aten::mm", begin, forward_us)]
+            events.append(span("cpu_op", "aten::mm_backward", own_us + forward_us, 4_900))
+            for bucket, ready_us in enumerate((10_000, 15_000)):
+                end_us = begin + late_us + ready_us + 12_000 + 1_000 * bucket
+                events.append(span("cpu_op", "c10d::allreduce_", own_us + ready_us, 50))
+                at_us = own_us + ready_us + 20
+                name, thread = "gloo:all_reduce", f"gloo {bucket}"
+                events.append(span("user_annotation", name, at_us, end_us - at_us, thread))
+            events.append(span("cpu_op", "aten::mm_backward", own_us + 10_100, 4_800))
+            events.append(span("cpu_op", "aten::add_", begin + late_us + 28_000, 2_000))
+        write(tmp_path / f"rank{rank}.json", events, **rank_info(rank, 2))
+    (cause, *_) = trace_causes(analyse_paths([tmp_path]))
+    assert (cause.part, cause.ranks) == (part, ranks)
+    assert cause.saved_ns == pytest.approx(1e6 * max(sleep_ms, 13), rel=0.02)
 
 
 def test_a_wait_is_one_though_the_end_of_its_collective_is_recorded_late(tmp_path: Path) -> None:
