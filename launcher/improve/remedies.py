@@ -186,7 +186,7 @@ REMEDIES: tuple[Remedy, ...] = (
         LOADER,
         {"prefetch_factor": 8},
         "input",
-        fits=_has_workers,
+        fits=lambda given, around: _has_workers(given, around) and given.get("prefetch_factor") != "8",
         keys={"prefetch": 8},
         rounds=False,
         source=_DATA,

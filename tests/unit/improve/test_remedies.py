@@ -52,6 +52,11 @@ LOADER, DDP, ADAM = site("DataLoader"), site("DistributedDataParallel"), site("A
             ["DataLoader(prefetch_factor=8)"],
         ),
         (
+            site("DataLoader", num_workers="4", persistent_workers="True", prefetch_factor="8"),
+            AROUND,
+            [],
+        ),
+        (
             DDP,
             AROUND,
             [
