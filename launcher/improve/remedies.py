@@ -455,8 +455,8 @@ class Candidate:
         return {
             name: value
             for name, value in self.arguments.items()
-            if name in site.applied and site.given.get(name) != repr(value)
-            if value is not False or name in site.given
+            if name in site.applied and any(given.get(name) != repr(value) for given in site.all_given)
+            if value is not False or any(name in given for given in site.all_given)
         }
 
     @property
@@ -528,11 +528,12 @@ def candidates(
         found = _sites_of(remedy, sites)
         if not found and remedy.call not in OF_PROGRAM:
             continue
-        fits = [remedy.fits(given, around) for given in ([site.given for site in found] or [{}])]
+        calls = [replace(site, given=given) for site in found for given in site.all_given]
+        fits = [remedy.fits(given, around) for given in ([call.given for call in calls] or [{}])]
         stated = remedy.arguments(around) if callable(remedy.arguments) else remedy.arguments
         if not any(fits):
             continue
-        given = {key for site in found for key in site.given}
+        given = {key for call in calls for key in call.given}
         # A keyword that is False only undoes what a call gives.
         arguments = {key: value for key, value in stated.items() if value is not False or key in given}
         replaces = remedy.call == "env" or any(key in given for key in arguments)
@@ -541,7 +542,7 @@ def candidates(
             refusal = _refusal(remedy, None, around, shares)
             yield Candidate(remedy, (), arguments, refusal, options=options, replaces=replaces)
             continue
-        others = [site for site, is_fit in zip(found, fits, strict=False) if not is_fit]
+        others = [call for call, is_fit in zip(calls, fits, strict=False) if not is_fit]
         refusal = _refusal(remedy, next(iter(found), None), around, shares) or _replaced(others, stated)
         yield Candidate(remedy, found, arguments, refusal, device_type=around.device_type, replaces=replaces)
 

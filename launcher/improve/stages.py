@@ -122,8 +122,7 @@ class Stage:
         seen = (each for (name, _), known in self.seen_by_rank.items() if name == id for each in known)
         for site in (site for each in seen for site in each.calls):
             place = place_in_source(site)
-            earlier = found[place].applied if place in found else {}
-            found[place] = replace(site, applied={**earlier, **site.applied})
+            found[place] = found[place].with_later(site) if place in found else site
         return list(found.values())
 
     def observed(self, position: int, rank: int = 0) -> list[Observed]:

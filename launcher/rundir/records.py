@@ -7,7 +7,7 @@ JSON, encoded and checked by msgspec.
 import time
 from bisect import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Annotated, Any, Literal, get_args
 
@@ -114,11 +114,13 @@ NEEDS_WORKERS: Mapping[str, bool | None] = {
     "multiprocessing_context": None,
 }
 """Arguments that a DataLoader refuses without workers, and their values then."""
+MAX_OTHERS = 20
+"""Different arguments of calls at one place that are noted, besides those of the first call."""
 
 
 @dataclass(frozen=True)
 class CallSite:
-    """A place at which a program calls a constructor of torch; what it passes is that of the first call."""
+    """A place at which a program calls a constructor of torch."""
 
     name: str
     """`DataLoader`, `DistributedDataParallel`, or the class of the optimizer; `WORKLOAD` of a workload."""
@@ -130,7 +132,10 @@ class CallSite:
     library: str = ""
     """Else the package that calls: `transformers`, or `torch`."""
     given: Mapping[str, str] = field(default_factory=dict)
-    """The arguments by name, as Python has them; of what isn't plain, the name of its class."""
+    """The arguments of the first call by name, as Python has them; of what isn't plain, the name of its
+    class."""
+    others: tuple[Mapping[str, str], ...] = ()
+    """Those of later calls, where they are other ones, at most `MAX_OTHERS`."""
     parameters: tuple[str, ...] = ()
     """Names of the arguments that are passed by position, at least of the first one."""
     applied: Mapping[str, bool | int | float | str] = field(default_factory=dict)
@@ -143,6 +148,21 @@ class CallSite:
     unused_bytes: int | None = None
     """The most bytes of parameters that a backward pass of this rank left unused in the first steps, by DDP's
     own record; `None` where it doesn't look for them."""
+
+    @property
+    def all_given(self) -> tuple[Mapping[str, str], ...]:
+        """The arguments of each call, those of like ones once."""
+        return self.given, *self.others
+
+    def with_later(self, later: "CallSite") -> "CallSite":
+        """The place with later calls."""
+        more = (each for each in later.all_given if each not in self.all_given)
+        return replace(
+            self,
+            applied={**self.applied, **later.applied},
+            others=(*self.others, *more)[:MAX_OTHERS],
+            count=self.count + later.count,
+        )
 
 
 PlaceKind = Literal["wait", "copy", "gradients"]

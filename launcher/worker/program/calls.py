@@ -156,13 +156,13 @@ class ProgramCalls:
         if isinstance(made, DistributedDataParallel) and len(self._models) < MAX_SITES:
             self._models.append(weakref.ref(made))
         key = (name, caller.f_code.co_filename, caller.f_lineno, caller.f_lasti)
+        arguments = {each: shown(value) for each, value in given.arguments.items() if each != "self"}
         if (known := self.sites.get(key)) is not None:
-            applied = {**known.applied, **changed.applied}
-            self.sites[key] = replace(known, count=known.count + 1, applied=applied)
+            later = replace(known, given=arguments, others=(), applied=changed.applied, count=1)
+            self.sites[key] = known.with_later(later)
         elif len(self.sites) < MAX_SITES:
             if getattr(made, "find_unused_parameters", False):
                 self._searching[key] = weakref.ref(made)
-            arguments = {each: value for each, value in given.arguments.items() if each != "self"}
             is_own = is_own_code(caller)
             self.sites[key] = CallSite(
                 name=name,
@@ -171,7 +171,7 @@ class ProgramCalls:
                 end_column=end_column_of(caller),
                 is_users=is_own,
                 library="" if is_own else library_of(caller),
-                given={each: shown(value) for each, value in arguments.items()},
+                given=arguments,
                 parameters=tuple(arguments)[: max(1, len(changed.args))],
                 applied=changed.applied,
                 skipped=changed.skipped,

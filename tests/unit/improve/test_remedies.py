@@ -100,6 +100,26 @@ def test_a_value_that_another_call_states_is_respected(stated: str, refusal: str
     assert found["DataLoader(num_workers=2, persistent_workers=True)"] == refusal
 
 
+@pytest.mark.parametrize(
+    ("stated", "refusal"),
+    [("0", ""), ("2", ""), ("8", "it would replace num_workers=8 at train.py:41, too")],
+)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_value_that_another_call_at_the_same_line_states_is_respected(
+    stated: str, refusal: str, is_first: bool
+) -> None:
+    given = [{}, {"num_workers": stated}]
+    first, other = given[:: -1 if is_first else 1]
+    (row,) = [
+        each
+        for each in candidates([replace(LOADER, given=first, others=(other,))], AROUND, SHARES)
+        if each.remedy.name == "workers"
+    ]
+    assert row.refusal == refusal
+    (applied,) = row.sites
+    assert row.change_at(replace(applied, applied={"num_workers": 2}))
+
+
 def job(**given: object) -> CallSite:
     """A workload on which these keys have an effect."""
     return replace(site(WORKLOAD), given={key: repr(value) for key, value in given.items()})

@@ -113,10 +113,12 @@ def test_calls_of_own_files_are_changed_and_noted() -> None:
 def test_a_place_has_what_any_of_its_calls_was_given() -> None:
     calls = ProgramCalls({"DataLoader": {"persistent_workers": True}}, notes=True)
     with calls.watch():
-        loaders = [DataLoader(DATA, num_workers=workers) for workers in (0, 1)]
-    assert [each.persistent_workers for each in loaders] == [False, True]
+        loaders = [DataLoader(DATA, num_workers=workers) for workers in (0, 1, 0)]
+    assert [each.persistent_workers for each in loaders] == [False, True, False]
     (site,) = calls.sites.values()
-    assert (site.applied, site.count) == ({"persistent_workers": True}, 2)
+    assert (site.applied, site.count) == ({"persistent_workers": True}, 3)
+    first, second = ({"dataset": "TensorDataset", "num_workers": str(workers)} for workers in (0, 1))
+    assert (site.given, site.others) == (first, (second,))
 
 
 def test_calls_of_libraries_stay_as_they_are(tmp_path: Path) -> None:
