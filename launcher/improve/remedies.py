@@ -394,8 +394,10 @@ OF_LIBRARIES: Mapping[tuple[str, str], str] = MappingProxyType(
         ("transformers", OPTIMIZER): 'TrainingArguments(optim="adamw_torch_fused")',
         ("transformers", "compile"): "TrainingArguments(torch_compile=True)",
         ("accelerate", DDP): "Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(…)])",
-        ("lightning", DDP): "Trainer(strategy=DDPStrategy(…))",
+        ("lightning.pytorch", DDP): "Trainer(strategy=DDPStrategy(…))",
         ("pytorch_lightning", DDP): "Trainer(strategy=DDPStrategy(…))",
+        ("lightning.fabric", DDP): "Fabric(strategy=DDPStrategy(…))",
+        ("lightning_fabric", DDP): "Fabric(strategy=DDPStrategy(…))",
         ("timm", LOADER): "create_loader(num_workers=…, persistent_workers=True)",
         ("timm", OPTIMIZER): "create_optimizer_v2(foreach=True)",
     }

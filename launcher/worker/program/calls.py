@@ -255,12 +255,16 @@ def end_column_of(frame: FrameType) -> int | None:
 
 
 def library_of(frame: FrameType | None) -> str:
-    """The package of the nearest caller outside of torch; `torch` where that is the user's own file."""
+    """The package of the nearest caller outside of torch; `torch` where that is the user's own file.
+
+    Of `lightning`, which holds two libraries, also the next part: `lightning.fabric`.
+    """
     while frame is not None and frame.f_code.co_filename.startswith((_TORCH, *_PASSES_ON)):
         frame = frame.f_back
     if frame is None or is_own_code(frame):
         return "torch"
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    names = str(frame.f_globals.get("__name__", "")).split(".")
+    return ".".join(names[: 2 if names[0] == "lightning" else 1])
 
 
 def shown(value: Any) -> str:

@@ -213,6 +213,13 @@ def test_a_call_of_a_library_has_its_own_option() -> None:
     assert own.site == LOADER
 
 
+def test_lightnings_two_libraries_have_options_of_their_own() -> None:
+    for library, made in (("lightning.pytorch", "Trainer"), ("lightning.fabric", "Fabric")):
+        theirs = replace(DDP, is_users=False, library=library)
+        found = {each.remedy.name: each.refusal for each in candidates([theirs], AROUND, SHARES)}
+        assert found["static graph"] == f"{library} makes the call; {made}(strategy=DDPStrategy(…))"
+
+
 @pytest.mark.parametrize(
     ("library", "option"),
     [

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from gpurun.launcher.worker.program.calls import (
     ProgramCalls,
     change,
     changed_module,
+    library_of,
     optimizers,
     shown,
 )
@@ -135,6 +137,22 @@ def test_calls_of_libraries_stay_as_they_are(tmp_path: Path) -> None:
     assert [(each.is_users, each.library, each.applied) for each in calls.sites.values()] == [
         (False, "trainers", {})
     ] * 2
+
+
+@pytest.mark.parametrize(
+    ("module", "library"),
+    [
+        ("lightning.fabric.strategies.ddp", "lightning.fabric"),
+        ("lightning.pytorch.strategies.ddp", "lightning.pytorch"),
+        ("lightning_fabric.strategies.ddp", "lightning_fabric"),
+        ("accelerate.accelerator", "accelerate"),
+    ],
+)
+def test_libraries_of_one_package_are_told_apart(module: str, library: str, tmp_path: Path) -> None:
+    code = compile("frame = sys._getframe()", str(tmp_path / "site-packages" / "ddp.py"), "exec")
+    names: dict[str, Any] = {"__name__": module, "sys": sys}
+    exec(code, names)
+    assert library_of(names["frame"]) == library
 
 
 def test_cudnn_has_its_flag_until_the_end() -> None:
