@@ -217,8 +217,8 @@ def improved(
     first = discovered(search)
     if start.ends_s:  # an earlier command has measured a part of it
         check_code(first, search)
-    around = surroundings(search)
     seen = first.observed(0)
+    around = surroundings(search, seen[0] if seen else Observed())
     shares = shares_of(first.of(0))
     rows = [
         row if row.refusal else replace(row, refusal=search.refusal((row,)))
@@ -362,8 +362,14 @@ def first_steps(search: RemedySearch) -> int:
     return first_traced_step(search.spec.steps.warmup, kind.timed_before_trace) + TRACED + AFTER_TRACE
 
 
-def surroundings(search: RemedySearch) -> Surroundings:
-    """The device and its cores."""
+def surroundings(search: RemedySearch, seen: Observed) -> Surroundings:
+    """The device and its cores, and the options of a Trainer.
+
+    Args:
+        seen: what a rank of the program was seen to do.
+    """
+    words = (word.partition("=")[0].lstrip("-").replace("-", "_") for word in search.spec.args)
+    takes_options = any(word in OF_TRAINERS for word in words)
     devices = job_devices(search.spec, search.machine)
     share = share_of_cores(len(devices), search.machine)
     return Surroundings(
@@ -373,9 +379,7 @@ def surroundings(search: RemedySearch) -> Surroundings:
         share=share,
         numerics=search.numerics,
         stated=frozenset(search.spec.stated),
-        takes_trainer_options=any(
-            word.partition("=")[0].lstrip("-").replace("-", "_") in OF_TRAINERS for word in search.spec.args
-        ),
+        trainer_options=frozenset(seen.trainer_options if takes_options else ()),
     )
 
 

@@ -48,8 +48,8 @@ class Surroundings:
     """Whether what changes numerics is tried, too."""
     stated: frozenset[str] = frozenset()
     """The keys that a workload's job states."""
-    takes_trainer_options: bool = False
-    """Whether the program's command line has options of a Hugging Face Trainer."""
+    trainer_options: frozenset[str] = frozenset()
+    """The options of a Hugging Face Trainer that the program takes on its command line."""
 
 
 Fits = Callable[[Mapping[str, str], Surroundings], bool]
@@ -413,12 +413,15 @@ TRAINER_OPTIONS: Mapping[tuple[str, str], str] = MappingProxyType(
         (LOADER, "pin_memory"): "dataloader_pin_memory",
         (DDP, "bucket_cap_mb"): "ddp_bucket_cap_mb",
         (DDP, "find_unused_parameters"): "ddp_find_unused_parameters",
+        (DDP, "static_graph"): "ddp_static_graph",
         ("matmul", "precision"): "tf32",
         ("autocast", "dtype"): "bf16",
         ("compile", ""): "torch_compile",
     }
 )
 """Options of transformers' `TrainingArguments` by the argument that they set, also through accelerate.
+
+Not every version has all of them, as `ddp_static_graph`.
 
 Source: https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments
 """
@@ -567,13 +570,15 @@ def _trainer_options(
     remedy: Remedy, arguments: Mapping[str, Any], sites: Sequence[CallSite], around: Surroundings
 ) -> dict[str, str]:
     """The options of a Trainer that make this change; empty: the program has none, or not for all of it."""
-    if not around.takes_trainer_options or not any(site.library == "transformers" for site in sites):
+    if not any(site.library == "transformers" for site in sites):
         return {}
     found = {TRAINER_OPTIONS.get((remedy.call, name), ""): value for name, value in arguments.items()}
     if not arguments:
         found = {TRAINER_OPTIONS.get((remedy.call, ""), ""): True}
     is_switch = remedy.call in OF_PROGRAM or remedy.call in AT_DDP
-    return {} if "" in found else {name: str(is_switch or value) for name, value in found.items()}
+    if not found.keys() <= around.trainer_options:
+        return {}
+    return {name: str(is_switch or value) for name, value in found.items()}
 
 
 def _of_workload(

@@ -201,6 +201,8 @@ class Observed:
     """Paths of files and directories that the rank itself has made, changed, renamed or removed, some at
     least; not those of temporary files, of caches, and below the run's directory. Programs that it starts,
     and libraries other than torch that write in C, aren't seen."""
+    trainer_options: tuple[str, ...] = ()
+    """The options that transformers' `TrainingArguments` have, if the program has imported them."""
 
 
 @dataclass(frozen=True)

@@ -260,6 +260,12 @@ def is_on_gpu(tensor: torch.Tensor) -> bool:
     return tensor.device.type in _GPUS
 
 
+def trainer_options() -> tuple[str, ...]:
+    """The options of the `TrainingArguments` of the installed transformers; empty: they aren't imported."""
+    arguments = getattr(sys.modules.get("transformers.training_args"), "TrainingArguments", None)
+    return tuple(getattr(arguments, "__dataclass_fields__", ()))
+
+
 @dataclass
 class Observer:
     """Changes a rank's calls as the job says; where asked to, seeds its steps and notes what it does."""
@@ -315,6 +321,7 @@ class Observer:
             steps=self._num_steps,
             places=self.places.found,
             writes=tuple(sorted(self.writes.all)),
+            trainer_options=trainer_options(),
         )
         if known != self._written:
             write_json(Path(self.run.observed(self.config.launch, self.rank)), known)

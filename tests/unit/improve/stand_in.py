@@ -15,6 +15,7 @@ from gpurun.launcher.compare.model import Difference, StepTime
 from gpurun.launcher.compare.ranking import Differences
 from gpurun.launcher.errors import Interrupted, SpecError
 from gpurun.launcher.improve.improve import improved
+from gpurun.launcher.improve.remedies import TRAINER_OPTIONS
 from gpurun.launcher.improve.stages import RemedySearch, Set, pairs_of
 from gpurun.launcher.inspect.stacks import file_hash
 from gpurun.launcher.jobfile.kinds import PROGRAM
@@ -194,7 +195,10 @@ class StandInStage:
         applied = dict.fromkeys(names - {*self.program.skips}, 1)
         library = self.program.library
         calls = [replace(each, applied=applied, library=library, is_users=not library) for each in calls]
-        return [Observed(tuple(calls), LOSSES, "float32", writes=self.program.writes)]
+        options = tuple(TRAINER_OPTIONS.values()) if library == "transformers" else ()
+        return [
+            Observed(tuple(calls), LOSSES, "float32", writes=self.program.writes, trainer_options=options)
+        ]
 
 
 @dataclass

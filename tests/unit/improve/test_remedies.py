@@ -7,6 +7,7 @@ import pytest
 from gpurun.launcher.improve.remedies import (
     OF_LIBRARIES,
     REMEDIES,
+    TRAINER_OPTIONS,
     Part,
     Surroundings,
     candidates,
@@ -241,7 +242,8 @@ def test_options_of_a_trainer_on_the_command_line_have_the_library_make_the_chan
         replace(each, is_users=False, library=library)
         for each, library in zip(calls, ("transformers", "accelerate", "transformers"), strict=True)
     ]
-    takes = replace(AROUND, takes_trainer_options=True, numerics=True)
+    options = frozenset({*TRAINER_OPTIONS.values()} - {"ddp_static_graph"})
+    takes = replace(AROUND, trainer_options=options, numerics=True)
     found = {each.code: each for each in candidates(theirs, takes, SHARES) if each.options}
     assert list(found) == [
         "--dataloader_num_workers 2 --dataloader_persistent_workers True",
@@ -258,6 +260,8 @@ def test_options_of_a_trainer_on_the_command_line_have_the_library_make_the_chan
     ]
     together = merged([found["--ddp_bucket_cap_mb 100"], found["--bf16 True"]])
     assert together == {"options": {"ddp_bucket_cap_mb": "100", "bf16": "True"}}
+    of_5 = replace(takes, trainer_options=options | {"ddp_static_graph"})
+    assert {"ddp_static_graph": "True"} in [each.options for each in candidates(theirs, of_5, SHARES)]
     assert not any(each.options for each in candidates(theirs, AROUND, SHARES))
     assert not any(each.options for each in candidates(theirs[1:2], takes, SHARES))
     (own, *_) = candidates([LOADER, *theirs[1:]], takes, SHARES)

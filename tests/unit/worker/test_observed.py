@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,7 +23,7 @@ from gpurun.launcher.machine.landlock import can_restrict_writes
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.launch_writes import writable_places
 from gpurun.launcher.rundir.records import VariantConfig
-from gpurun.launcher.worker.program.observed import Writes
+from gpurun.launcher.worker.program.observed import Writes, trainer_options
 from gpurun.launcher.worker.training.observed import given_to
 from gpurun.launcher.worker.training.trainer import Trainer
 from tests.launches import launch_config
@@ -210,3 +210,22 @@ def test_a_launch_of_a_search_is_kept_to_its_places_and_no_other(
     assert (tmp_path / "run/own").exists(), done.stderr
     assert ("Permission denied: 'last.pt'" in done.stderr, done.returncode != 0) == (observes, observes)
     assert (tmp_path / "last.pt").read_text() == ("best" if observes else "other")
+
+
+def test_the_options_of_a_trainer_are_those_of_the_installed_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass
+    class Arguments:
+        ddp_bucket_cap_mb: int | None = None
+
+    @dataclass
+    class NewerArguments(Arguments):
+        ddp_static_graph: bool | None = None
+
+    assert trainer_options() == ()
+    for made, options in (
+        (Arguments, ("ddp_bucket_cap_mb",)),
+        (NewerArguments, ("ddp_bucket_cap_mb", "ddp_static_graph")),
+    ):
+        module = SimpleNamespace(TrainingArguments=made)
+        monkeypatch.setitem(sys.modules, "transformers.training_args", cast(Any, module))
+        assert trainer_options() == options
