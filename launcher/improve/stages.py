@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,7 @@ from gpurun.launcher.run.open import (
 )
 from gpurun.launcher.rundir.files import RunDir, read_json
 from gpurun.launcher.rundir.improvement import Improvement
+from gpurun.launcher.rundir.launch_writes import is_below, writable_places
 from gpurun.launcher.rundir.paths import PLAN
 from gpurun.launcher.rundir.records import MEASURED, CallSite, Observed, elapsed_s, stages_s
 
@@ -49,8 +51,10 @@ LONGER = 1.1
 """How much longer later launches may take: those of several sets take more than one after the other."""
 LEAST_BUDGET_S, LAUNCHES_TO_TRY = 10.0, 8
 """No search ends in less; and how many launches take the least budget in which something is tried."""
-_REFUSALS = ("Permission denied", "attempt to write a readonly database")
-"""What a program's error says where the kernel lets it write nothing; the second one is SQLite's."""
+_REFUSED, _BY_SQLITE = "Permission denied", "attempt to write a readonly database"
+"""What a program's error says where the kernel lets it write nothing; SQLite names no file."""
+_PATHS = re.compile(r"""'([^'\n]+)'|"([^"\n]+)"|(?<!\S)(/[^\s'",;]+)""")
+"""The paths in an error's text: in quotes, or those that begin with a slash."""
 _KEPT = "\n    a launch of a search can't write where others would meet it"
 _OWN_DIRECTORY = "write to $GPURUN_LAUNCH_DIR, each launch's own; `{launch_dir}` in arguments stands for it"
 LEAST_HANG_S = 30.0
@@ -253,8 +257,9 @@ class RemedySearch:
         if original.status == "timeout" and spec.limit_s < self.spec.limit_s:
             return self.too_long(found.num_steps(0), spec.limit_s, spec.steps.limit or 1)
         reason = (original.reason or original.status).partition("\n")[0]
-        is_refused = any(text in reason for text in _REFUSALS)
-        kept = _KEPT if is_refused and can_restrict_writes() else ""
+        places = writable_places(str(self.given.directory), str(self.path))
+        was_kept = can_restrict_writes() and is_prevented(reason, self.given.directory, places)
+        kept = _KEPT if was_kept else ""
         remedy = f": {_OWN_DIRECTORY}" if kept and self.spec.program else ""
         return VariantError(f"{self.name} fails as it is: {reason}{kept}{remedy}")
 
@@ -373,6 +378,29 @@ class RemedySearch:
     @property
     def left_s(self) -> float:
         return self.budget_s - self.spent_s
+
+
+def is_prevented(reason: str, directory: Path, places: Sequence[str]) -> bool:
+    """Whether an error is about a file that its user could write, and launches can't.
+
+    Args:
+        reason: the text of the error.
+        directory: in which the program runs.
+        places: where launches may write.
+    """
+    if _REFUSED not in reason:
+        return _BY_SQLITE in reason
+    named = (next(filter(None, groups)) for groups in _PATHS.findall(reason))
+    return any(_may_be_written(directory / name, places) for name in named if name != _REFUSED)
+
+
+def _may_be_written(path: Path, places: Sequence[str]) -> bool:
+    """Whether this process may write or make a file, which is in none of these places."""
+    if is_below(os.path.realpath(path), places):
+        return False
+    exists = os.path.lexists(path)
+    nearest = path if exists else next(each for each in path.parents if os.path.lexists(each))
+    return os.access(nearest, os.W_OK if exists else os.W_OK | os.X_OK)
 
 
 def place_in_source(site: CallSite) -> tuple[str, str, int, int | None]:

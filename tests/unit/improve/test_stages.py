@@ -1,5 +1,6 @@
 """What a stage of a search refuses: writes where launches meet, and programs that take too long or fail."""
 
+import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import pytest
 from gpurun.launcher.errors import GpurunError, SpecError, VariantError
 from gpurun.launcher.improve import stages
 from gpurun.launcher.improve.improve import run_improve
-from gpurun.launcher.improve.stages import RemedySearch, Stage
+from gpurun.launcher.improve.stages import RemedySearch, Stage, is_prevented
 from gpurun.launcher.run.job import Output
 from gpurun.launcher.run.open import Invocation
 from gpurun.launcher.rundir.records import CallSite, Observed
@@ -73,8 +74,6 @@ def test_a_temporary_file_that_an_earlier_launch_has_left_was_not_prevented(tmp_
          "4 of train.py's first 16 steps ended in 30 s; try `--budget 16m`"),
         (30.0, 4, "timeout", "took longer than 30 s", VariantError, "fails as it is: took longer than 30 s"),
         (NEVER, 4, "failed", "no data\nlog: a", VariantError, "train.py fails as it is: no data"),
-        (NEVER, 4, "failed", "[Errno 13] Permission denied: 'a'", VariantError,
-         "can't write where others would meet it: write to $GPURUN_LAUNCH_DIR"),
         (NEVER, 4, "failed", "OperationalError: attempt to write a readonly database", VariantError,
          "can't write where others would meet it: write to $GPURUN_LAUNCH_DIR"),
     ],
@@ -92,10 +91,38 @@ def test_a_program_without_a_result_is_told_why(
     original = SimpleNamespace(status=status, reason=reason)
     stage = SimpleNamespace(of=lambda at: original, num_steps=lambda at: steps)
     limits = SimpleNamespace(limit_s=30.0, steps=SimpleNamespace(limit=16))
-    found = search(own_s).failure(cast(Any, stage), VariantError("it failed"), cast(Any, limits))
+    given = Invocation(Path("job.yaml"), ())
+    found = search(own_s, given=given, path=Path("runs/a")).failure(
+        cast(Any, stage), VariantError("it failed"), cast(Any, limits)
+    )
     assert type(found) is error
     assert said in str(found)
     assert "log: a" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        ("PermissionError: [Errno 13] Permission denied: 'last.pt'", True),
+        ("PermissionError: [Errno 13] Permission denied: 'out/new/last.pt'", True),
+        ("PermissionError: [Errno 13] Permission denied: '/elsewhere/a' -> '{job}/b'", True),
+        ("fopen failed: errno 13: Permission denied, file path: {job}/last.pt", True),
+        ("unable to open file: name = 'x.h5', errno = 13, error message = 'Permission denied'", True),
+        ("OperationalError: attempt to write a readonly database", True),
+        ("PermissionError: [Errno 13] Permission denied: '{job}/own/last.pt'", False),
+        ("PermissionError: [Errno 13] Permission denied: '/dev/kfd'", False),
+        ("PermissionError: [Errno 13] Permission denied: '/proc/1/environ'", False),
+        ("PermissionError: [Errno 13] Permission denied", False),  # of a port
+        ("RuntimeError: no data in 'last.pt'", False),
+    ],
+)
+def test_only_a_write_that_was_prevented_is_explained_as_one(
+    reason: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = (str(tmp_path / "own"), "/dev", "/proc")
+    assert is_prevented(reason.format(job=tmp_path), tmp_path, places) is expected
+    monkeypatch.setattr(os, "access", lambda *_: False)  # where the user may write nothing by itself
+    assert is_prevented(reason.format(job=tmp_path), tmp_path, places) is ("readonly" in reason)
 
 
 def test_the_first_launches_have_half_of_the_budget_each(monkeypatch: pytest.MonkeyPatch) -> None:
