@@ -21,7 +21,7 @@ import gpurun
 from gpurun.launcher.inspect.stacks import is_users
 from gpurun.launcher.machine.landlock import can_restrict_writes, restrict_writes
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.launch_writes import stated_caches, writable_places
+from gpurun.launcher.rundir.launch_writes import caches_to_make, writable_places
 from gpurun.launcher.rundir.paths import holds_main
 from gpurun.launcher.rundir.records import ProgramConfig
 from gpurun.launcher.worker.base.exit import exit_code, finish
@@ -52,7 +52,7 @@ def keep_to_own_places(job_dir: str, run_dir: str) -> None:
     """
     if not can_restrict_writes():
         return
-    for place in stated_caches():
+    for place in caches_to_make():
         with suppress(OSError):
             os.makedirs(place, exist_ok=True)
     restrict_writes(writable_places(job_dir, run_dir))

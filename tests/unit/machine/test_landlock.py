@@ -1,5 +1,6 @@
 """The kernel keeps a process, and what it starts, from writing elsewhere."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpurun.launcher.machine.landlock import can_restrict_writes
-from gpurun.launcher.rundir.launch_writes import is_below, writable_places
+from gpurun.launcher.rundir import launch_writes
+from gpurun.launcher.rundir.launch_writes import caches_to_make, is_below, writable_places
 
 KEPT = """
 import os, subprocess, sys
@@ -57,3 +59,60 @@ def test_a_launch_may_write_to_its_run_devices_temporary_files_and_caches(
     )
     outside = ("/home/me/project/last.pt", "/home/me/notes", "/home/me/project/runs/abc", "/data", "/fast")
     assert [path for path in (*inside, *outside) if is_below(path, found)] == list(inside)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        # NVIDIA: the driver, its kernels, MPS
+        *("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-caps/nvidia-cap1"),
+        *("/home/me/.nv/ComputeCache/index", "/fast/cuda/index", "/tmp/nvidia-mps/control", "/mps/control"),
+        # AMD: the driver, what its processes share, MIOpen, the compiler
+        *("/dev/kfd", "/dev/dri/renderD128", "/dev/shm/hsakmt_shared_mem", "/dev/shm/sem.hsakmt_semaphore"),
+        *(
+            "/home/me/.config/miopen/a.ufdb.txt",
+            "/home/me/.cache/miopen/a",
+            "/fast/miopen/a",
+            "/fast/comgr/a",
+        ),
+        "/home/me/.cache/comgr_cache/a",
+        # NCCL and RCCL
+        *("/dev/shm/nccl-a", "/dev/infiniband/uverbs0"),
+        # torch, Triton, FlashInfer
+        *("/tmp/torchinductor_me/a", "/home/me/.cache/torch/kernels/a", "/fast/kernels/a"),
+        *("/home/me/.triton/cache/a", "/fast/.triton/cache/a", "/fast/.cache/flashinfer/a"),
+    ],
+)
+def test_what_programs_on_gpus_write_is_allowed(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, place in (
+        *(("HOME", "/home/me"), ("CUDA_CACHE_PATH", "/fast/cuda"), ("CUDA_MPS_PIPE_DIRECTORY", "/mps")),
+        *(("MIOPEN_CUSTOM_CACHE_DIR", "/fast/miopen"), ("AMD_COMGR_CACHE_DIR", "/fast/comgr")),
+        *(("PYTORCH_KERNEL_CACHE_PATH", "/fast/kernels"), ("TRITON_HOME", "/fast")),
+        ("FLASHINFER_WORKSPACE_BASE", "/fast"),
+    ):
+        monkeypatch.setenv(name, place)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    found = writable_places("/home/me/project", "/home/me/project/runs/a")
+    assert is_below(path, found)
+    assert not is_below("/fast/last.pt", found)
+    assert not is_below("/home/me/.config/other", found)
+
+
+@pytest.mark.parametrize(
+    ("devices", "made"),
+    [
+        ((), [".cache"]),
+        (("/dev/nvidiactl",), [".cache", ".triton", ".nv"]),
+        (("/dev/kfd", "/dev/dri"), [".cache", ".triton", ".config/miopen"]),
+    ],
+)
+def test_caches_that_programs_make_in_a_new_home_are_there_before_writing_is_restricted(
+    devices: tuple[str, ...], made: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    for name in (*launch_writes._CACHES, *launch_writes._HOMES):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "exists", lambda path: path in ("/", *devices))
+    assert caches_to_make() == tuple(f"/home/me/{name}" for name in made)
+    monkeypatch.setenv("TORCH_HOME", "/fast/torch")
+    assert caches_to_make()[0] == "/fast/torch"
