@@ -29,7 +29,14 @@ from gpurun.launcher.improve.remedies import (
     candidates,
     merged,
 )
-from gpurun.launcher.improve.rewrite import NoPlaceError, diff_text, line_to_write, rewritten, with_keys
+from gpurun.launcher.improve.rewrite import (
+    NoPlaceError,
+    diff_text,
+    line_to_write,
+    lost_options,
+    rewritten,
+    with_keys,
+)
 from gpurun.launcher.improve.stages import BETWEEN_S, LEAST_BUDGET_S, RemedySearch, Set, Stage
 from gpurun.launcher.improve.trials import (
     _LOSSES,
@@ -733,12 +740,13 @@ def rewritten_files(
     changes: Sequence[CallChange], root: Path
 ) -> tuple[dict[Path, tuple[bytes, bytes]], list[str]]:
     """Each file before and after, and notes on changes that found no place."""
-    found, notes = {}, []
+    found, notes = dict[Path, tuple[bytes, bytes]](), list[str]()
     for name in {each.file: None for each in changes}:
-        before = (root / name).read_bytes()
-        after, homeless = rewritten(before, [each for each in changes if each.file == name])
+        before, edits = (root / name).read_bytes(), [each for each in changes if each.file == name]
+        after, homeless = rewritten(before, edits)
         if after != before:
             found[root / name] = (before, after)
+            notes += lost_options(before, [edit for edit in edits if edit not in homeless])
         lines = (f"{name}:{edit.line}: {line_to_write(edit, before)}" for edit in homeless)
         notes += [f"{YOURS} at {line}" for line in lines]
     return found, notes

@@ -14,7 +14,7 @@ import stat
 import tokenize
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -181,6 +181,40 @@ def line_to_write(edit: CallChange, source: bytes = b"") -> str:
     if statements:
         return f"{statements} after {written or f'{edit.call}(…)'}"
     return f"{new} in {written}" if written else f"{edit.call}(…, {new})"
+
+
+def lost_options(source: bytes, edits: Iterable[CallChange]) -> Iterator[str]:
+    """Notes on options of argparse, as in `num_workers=args.workers`, whose place a change takes.
+
+    Args:
+        edits: those that have found a place.
+    """
+    tree = parsed(source)
+    options = dict(_option_of(node) for node in ast.walk(tree) if isinstance(node, ast.Call))
+    for edit in edits:
+        call = _call_of(tree, edit)
+        for name, value in edit.arguments.items():
+            match _passed(call, name, edit.parameters):
+                case ast.Attribute(value=ast.Name(id=args), attr=attribute) if attribute in options:
+                    option = options[attribute]
+                    other = "" if isinstance(value, bool) else f"; {option} {value} instead may do as well"
+                    yield (
+                        f"{edit.file}:{edit.line}: {name}={value!r} takes the place of {args}.{attribute}, "
+                        f"so that {option} has no effect there{other}"
+                    )
+
+
+def _option_of(call: ast.Call) -> tuple[str, str]:
+    """The attribute and the option that `add_argument("--workers")` makes; empty: it makes none."""
+    match call:
+        case ast.Call(func=ast.Attribute(attr="add_argument"), args=args, keywords=keywords):
+            names = [each.value for each in args if isinstance(each, ast.Constant)]
+            options = [name for name in names if isinstance(name, str) and name.startswith("-")]
+            option = next((name for name in options if name.startswith("--")), "".join(options[:1]))
+            stated = (each.value for each in keywords if each.arg == "dest")
+            dest = next((each.value for each in stated if isinstance(each, ast.Constant)), None)
+            return str(dest or option.lstrip("-").replace("-", "_")), option
+    return "", ""
 
 
 def _written_call(edit: CallChange, source: bytes) -> str:

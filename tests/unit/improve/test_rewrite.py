@@ -14,13 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.launcher.errors import MachineError, SpecError
-from gpurun.launcher.improve.rewrite import diff_text, line_to_write, rewritten, write_changes
+from gpurun.launcher.improve.rewrite import diff_text, line_to_write, lost_options, rewritten, write_changes
 from gpurun.launcher.rundir.improvement import CallChange
 
 FILE = Path("/project/train.py")
@@ -931,3 +932,46 @@ def test_files_that_were_renamed_before_a_rename_fails_get_their_text_back(
     assert str(failed.value).startswith(f"can't write {renamed[2]}: Input/output error")
     assert {path: path.read_bytes() for path in changes} == {path: old for path, (old, _) in changes.items()}
     assert names(repository) == before
+
+
+OPTIONS = """\
+parser.add_argument("-j", "--workers", type=int, default=0)
+parser.add_argument("--pin-memory", action="store_true")
+parser.add_argument("--ahead", dest="prefetch", type=int)
+args = parser.parse_args()
+"""
+
+
+WORKERS_LOST = (
+    "train.py:5: num_workers=2 takes the place of args.workers, so that --workers has no effect there; "
+    "--workers 2 instead may do as well"
+)
+PIN_LOST = (
+    "train.py:5: pin_memory=True takes the place of args.pin_memory, so that --pin-memory has no effect there"
+)
+AHEAD_LOST = (
+    "train.py:5: prefetch_factor=8 takes the place of args.prefetch, so that --ahead has no effect there; "
+    "--ahead 8 instead may do as well"
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "arguments", "notes"),
+    [
+        ("num_workers=args.workers", {"num_workers": 2, "persistent_workers": True}, [WORKERS_LOST]),
+        (
+            "pin_memory=args.pin_memory, prefetch_factor=args.prefetch",
+            {"pin_memory": True, "prefetch_factor": 8},
+            [PIN_LOST, AHEAD_LOST],
+        ),
+        ("num_workers=0, pin_memory=config.pin", {"num_workers": 2, "pin_memory": True}, []),
+        ("4, True, None, None, args.workers", {"persistent_workers": True}, []),
+    ],
+)
+def test_an_option_whose_place_a_change_takes_is_noted(
+    given: str, arguments: dict[str, Any], notes: list[str]
+) -> None:
+    source = f"{OPTIONS}loader = DataLoader(data, {given})\n".encode()
+    edits = [edit(5, **arguments)]
+    assert rewritten(source, edits)[1] == ()
+    assert list(lost_options(source, edits)) == notes
