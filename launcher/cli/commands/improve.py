@@ -71,8 +71,8 @@ def improve(
 
     A program's DataLoaders, optimizers and DistributedDataParallel get other arguments from outside, a
     workload's job other keys. What helps alone is compared together, and without each part, in launches of
-    their own. A change that trains otherwise is never kept. Ctrl-C keeps what was measured; --resume goes on
-    from there.
+    their own. A change that trains otherwise is kept only where an option allows it. Ctrl-C keeps what was
+    measured; --resume goes on from there.
 
     Example: gpurun improve train.py --devices cpu:2 -- --epochs 1
 
