@@ -1,1 +1,1 @@
-"""The command line: the only part that prints and exits. A file per command is in `commands/`."""
+"""The command line: the only part that prints and exits. The commands are in `commands/`."""

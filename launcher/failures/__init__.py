@@ -1,1 +1,1 @@
-"""Finds the first failure, reports it, and decides whether a launch should restart."""
+"""Finds the root cause of a failed launch, and reports failures, hangs and restarts."""

@@ -1,1 +1,1 @@
-"""One module per command: each parses its options, calls one function and prints."""
+"""A module per command, or for several related ones: parses options, calls one function and prints."""

@@ -1,1 +1,1 @@
-"""How the worker's processes start: the server that forks ranks, a rank, the link between nodes."""
+"""How the worker's processes start: the server that forks ranks, and the body of a rank of a workload."""

@@ -1,1 +1,1 @@
-"""Measurements of a rank next to time: energy, FLOPs, interference."""
+"""Measurements of a rank next to time: CPU time, other load, the load of GPUs, memory."""

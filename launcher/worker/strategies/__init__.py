@@ -1,1 +1,1 @@
-"""How one model runs on several devices: `single`, `ddp` and `dp`."""
+"""How one model runs on several devices: a class for each strategy of `launcher/strategies.py`."""

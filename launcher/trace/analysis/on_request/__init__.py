@@ -1,1 +1,1 @@
-"""Tables that are shown on request: shapes, collectives by size, copies, launches, the critical path."""
+"""Tables that are shown on request: shapes, call trees, copies, launches."""
