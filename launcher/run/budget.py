@@ -86,7 +86,7 @@ class Budget:
     def review(self, repetitions: int, compare: Callable[[], Comparison]) -> Mapping[str, int]:
         """Compares what there is, as a look where one is due; the rounds of each variant from now on.
 
-        None if all is decided, or no other repetition fits.
+        Empty if all is decided, or no other repetition fits.
         """
         looks = self.run.read_looks()
         if is_spent(looks):

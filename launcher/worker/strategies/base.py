@@ -170,7 +170,7 @@ def blocks_of(model: nn.Module, named: Sequence[type[nn.Module]] = ()) -> list[n
     """The modules that are sharded one by one: those of the classes `named`, else the layers that repeat.
 
     Among modules next to each other, nearest to the top, those of one class count that have most parameters.
-    None where parameters of a block are used elsewhere, too.
+    Empty where parameters of a block are used elsewhere, too.
     """
     if named:
         blocks = [module for module in model.modules() if isinstance(module, tuple(named))]
