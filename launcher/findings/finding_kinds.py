@@ -720,7 +720,7 @@ KINDS: Mapping[str, Kind] = {
     **REMEDIES,
     **{code: Kind("detail", *parts, cases=_CASES.get(code) or {}) for code, parts in _DETAILS.items()},
 }
-"""All kinds by their code. A new one replaces one, or is a detail."""
+"""All kinds by their code. A test limits their number: a new finding is a case of one, or replaces one."""
 
 
 def explained(codes: Iterable[str] = KINDS) -> list[dict[str, Any]]:
