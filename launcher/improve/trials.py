@@ -33,10 +33,10 @@ GROWTH = 10.0
 """The largest difference of a later loss, as a multiple of the largest one before."""
 LEAST_SCALE = 1e-3
 """Of the first loss: smaller losses are the squares of differences that are next to nothing."""
-SHARE_OF_TRIALS = 0.4
-"""The share of the budget, at the most, in which remedies are tried alone."""
-MOST_TRIALS, AGAIN = 4, 2
-"""Launches of each remedy, and the fewest for which the best are tried again."""
+SHARE_OF_TRIALS, SHARE_OF_AGAIN = 0.4, 0.2
+"""The share of the budget, at the most, in which remedies are tried alone, and the best of them again."""
+MOST_TRIALS = 4
+"""Launches of each remedy in a stage, at most."""
 LIKELY_PERCENT, LIKELY_SHARE = -10.0, 1 / 3
 """A remedy that gains so much in its trials, and this share of the largest gain, is rarely one that doesn't
 help."""
@@ -158,7 +158,7 @@ class RemedyTrials:
     """What trials have shown by now, also those of a stage that Ctrl-C has ended."""
 
     def run(self, to_try: Sequence[Candidate]) -> dict[str, RemedyResult]:
-        """Each once or, of few, several times; then the best again.
+        """Each once or, of few, several times; then the best again, by what all their launches show.
 
         Raises:
             SpecError: the budget has no time for it.
@@ -181,11 +181,12 @@ class RemedyTrials:
                 f"{self.needed(to_try[0])}"
             )
         known = [row for row in to_try if row.code in found]
-        best = best_of(known, found) if len(to_try) > MOST_TOGETHER else []
+        best = promising(known, found) if len(to_try) > MOST_TOGETHER else []
         best, again = self.again(best, [found[row.code] for row in best])
         if best:
             self.search.say(f"2 of 3: the best {len(best)} of them again")
-            found |= self.stage("2-best", best, again)
+            later = self.stage("2-best", best, again)
+            found |= {row.code: both(row, found[row.code], later[row.code], again) for row in best}
         found |= self.with_seeded_steps(known, found)
         of_late = {
             row.code: replace(result_of(row, self.search), verdict="not tried", why=NO_TIME) for row in late
@@ -240,11 +241,11 @@ class RemedyTrials:
         """
         launch_s = self.search.launch_s or self.launch_s
         percents = [each.percent or 0.0 for each in known]
-        for num in range(min(MOST_TOGETHER, len(best)), 1, -1):
+        for num in range(len(best), 1, -1):
             spare_s = self.search.left_s - seconds_to_compare(max(1, num_likely(percents[:num])), launch_s)
             once_s = (num + 1) * launch_s + sum(each.start_s or 0.0 for each in known[:num])
-            launches = math.floor(min(spare_s, SHARE_OF_TRIALS * self.search.budget_s) / once_s)
-            if launches >= AGAIN:
+            launches = math.floor(min(spare_s, max(once_s, SHARE_OF_AGAIN * self.search.budget_s)) / once_s)
+            if launches > 0:
                 return list(best[:num]), launches
         return [], 0
 
@@ -381,13 +382,17 @@ class RemedyTrials:
         """
         costly = {row.code: steps for row in rows if (steps := tried[row.code].pays_from_steps)}
         step_s = _step_ms(self.first.of(0)) / 1000
-        affordable = math.floor(SHARE_OF_LENGTH * self.search.left_s / step_s) if step_s else 0
+        launch_s = self.search.launch_s or self.launch_s
+        most_s = min(
+            SHARE_OF_LENGTH * self.search.left_s, self.search.left_s - seconds_to_compare(1, launch_s)
+        )
+        affordable = math.floor(most_s / step_s) if step_s else 0
         limit = min(max(costly.values(), default=0), affordable)
         if limit <= self.steps:
             return {}
         self.search.say(f"2 of 3: whether {self.search.spec.program} makes {format_count(limit)} steps")
         size = (f"steps={{launches: 1, limit: {limit}}}", *self.search.fixed)
-        stage = self.search.stage("2-length", [()], *size, most_s=SHARE_OF_LENGTH * self.search.left_s)
+        stage = self.search.stage("2-length", [()], *size, most_s=most_s)
         check_beginning(self.first, stage.losses(0), self.search.name)
         made = stage.num_steps(0)
         if made >= limit - 1 or stage.of(0).status not in MEASURED:  # the first one isn't timed
@@ -433,7 +438,7 @@ def reference_ms(stage: Stage) -> float:
     """
     known = [each.step_ms.estimate for each in stage.comparison.variants if each.step_ms is not None]
     own = stage.of(0).step_ms
-    return median(known) if len(known) > MOST_TOGETHER or own is None else own.estimate
+    return median(known) if len(known) > MOST_TOGETHER + 1 or own is None else own.estimate
 
 
 OTHER_NUMBERS = "it draws other random numbers"
@@ -450,6 +455,31 @@ def sites_changed(row: Candidate, stage: Stage, position: int) -> list[CallSite]
 
 def dtype_of(stage: Stage, position: int) -> str:
     return next((each.loss_dtype for each in stage.observed(position) if each.loss_dtype), "float32")
+
+
+def both(row: Candidate, first: RemedyResult, later: RemedyResult, launches: int) -> RemedyResult:
+    """What a launch and so many later ones show together."""
+    if first.percent is None or later.percent is None or later.verdict != "undecided":
+        return later
+    logs = math.log1p(first.percent / 100), math.log1p(later.percent / 100)
+    percent = 100 * math.expm1((logs[0] + launches * logs[1]) / (1 + launches))
+    why = NO_GAIN if percent > TRIED_PERCENT else cost_text(row, later) if later.why == NO_GAIN else later.why
+    return replace(later, percent=percent, why=why)
+
+
+def promising(to_try: Sequence[Candidate], tried: Mapping[str, RemedyResult]) -> list[Candidate]:
+    """The remedies that are worth trying again, the largest gain first; last what costs at each start.
+
+    Also what doesn't seem to help: a single launch may take a third longer than others.
+    """
+    known = [
+        row
+        for row in to_try
+        if (found := tried[row.code]).verdict == "undecided"
+        and found.percent is not None
+        and not (row.remedy.cost and found.why == NO_GAIN)
+    ]
+    return sorted(known, key=lambda row: (bool(row.remedy.cost), tried[row.code].percent or 0.0))
 
 
 def best_of(to_try: Sequence[Candidate], tried: Mapping[str, RemedyResult]) -> list[Candidate]:

@@ -8,6 +8,7 @@ import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -114,7 +115,7 @@ def test_a_remedy_without_which_the_rest_is_as_fast_is_dropped_and_the_rest_comp
 def test_where_what_seemed_best_is_dropped_the_next_is_compared_once(tmp_path: Path) -> None:
     times = {WORKERS: 0.92, FUSED: 0.95, UNUSED: 0.94}
     program = StandIn(times, verdicts={WORKERS: "inconclusive", UNUSED: "inconclusive"})
-    found = searched(program, tmp_path, budget_s=150.0)
+    found = searched(program, tmp_path, budget_s=140.0)
     assert found.kept == []
     assert [sets[0] for name, sets in program.stages if name.startswith("3")] == [(WORKERS,), (UNUSED,)]
 
@@ -134,6 +135,30 @@ def test_two_large_gains_are_proven_together_in_two_minutes(tmp_path: Path) -> N
     found = searched(program, tmp_path, budget_s=120.0)
     assert {each.code for each in found.kept} == {WORKERS, FUSED}
     assert program.spent_s <= 120
+
+
+class OneSlowLaunch(Random):
+    """Of all launches of a search, one takes 1.4 times as long."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.left = number
+
+    def gauss(self, mu: float = 0.0, sigma: float = 1.0) -> float:
+        self.left -= 1
+        return math.log(1.4) if self.left == -1 else 0.0
+
+
+@pytest.mark.parametrize("number", range(2, 10))
+def test_what_helps_is_found_whichever_launch_takes_longer(tmp_path: Path, number: int) -> None:
+    program = StandIn({FUSED: 0.75}, rng=OneSlowLaunch(number), launch_s=2.9)
+    assert [each.code for each in searched(program, tmp_path, budget_s=108.0).kept] == [FUSED]
+
+
+@pytest.mark.parametrize("launch_s", [2.0, 2.2, 2.5, 2.9])
+def test_counting_steps_leaves_time_for_a_proof(tmp_path: Path, launch_s: float) -> None:
+    program = StandIn({FUSED: 0.7, COMPILE: 0.9}, starts_s={COMPILE: 8.0}, launch_s=launch_s)
+    assert FUSED in {each.code for each in searched(program, tmp_path, budget_s=108.0).kept}
 
 
 @pytest.mark.parametrize("budget_s", [200.0, 300.0, 400.0])
@@ -355,7 +380,7 @@ def test_what_was_compared_had_its_time(tmp_path: Path) -> None:
 
 def test_what_has_no_time_to_be_compared_again_has_that_as_its_reason(tmp_path: Path) -> None:
     """Where the first of three drops out, there is time for one of the others."""
-    times, verdicts = {WORKERS: 0.6, FUSED: 0.7, UNUSED: 0.7}, {WORKERS: "inconclusive"}
+    times, verdicts = {WORKERS: 0.6, FUSED: 0.7, UNUSED: 0.69}, {WORKERS: "inconclusive"}
     program = StandIn(times=times, verdicts=verdicts)
     found = searched(program, tmp_path, budget_s=175.0)
     assert [len(sets[0]) for name, sets in program.stages if name.startswith("3")] == [3, 1]
