@@ -71,6 +71,8 @@ class FakeRanks:
     breaks_stop: BaseException | None = None
     log: list[str] = field(default_factory=list)
     """What was asked of them."""
+    signals: tuple[int, ...] = ()
+    """By which they were ended last."""
     preloads: list[str] = field(default_factory=list)
     """After which attempt modules were asked for."""
     name: str = ""
@@ -148,6 +150,7 @@ class FakeRanks:
 
     def stop(self, grace_s: float, signals: tuple[int, ...] = TERMINATE) -> None:
         self.log.append(f"stop {self.name}")
+        self.signals = signals
         if self.breaks_stop:
             raise self.breaks_stop
         now_ns = self.clock.time_ns()

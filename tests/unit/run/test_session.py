@@ -3,6 +3,7 @@
 import os
 import random
 import re
+import signal
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -819,6 +820,23 @@ def test_ctrl_c_stops_the_ranks_and_keeps_what_was_measured(
     wording(case.said[0])
     assert case.run.comparison.exists()
     assert not case.run.control("01-ddp-2").exists()
+
+
+@pytest.mark.parametrize(
+    ("job", "cause", "signals"),
+    [
+        ("script: train.py\n", CTRL_C.cause, (signal.SIGINT, signal.SIGTERM)),
+        ("script: train.py\n", "SIGUSR1", (signal.SIGUSR1, signal.SIGTERM)),
+        ("script: train.py\n", "SIGTERM", (signal.SIGTERM,)),
+        (STRATEGIES, CTRL_C.cause, (signal.SIGTERM,)),
+    ],
+)
+def test_a_program_gets_the_signal_of_the_command_before_sigterm(
+    tmp_path: Path, job: str, cause: str, signals: tuple[int, ...]
+) -> None:
+    case = Case(tmp_path, job, [[(3.0, Interrupted(cause))]])
+    finish(case.session)
+    assert case.ranks.signals == signals
 
 
 @pytest.mark.parametrize("last", [None, CTRL_C])
