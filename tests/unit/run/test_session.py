@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.run import job, session
 from gpurun.launcher.run.attempts import has_ended, let_run_again, resumption_text
+from gpurun.launcher.run.budget import Outlook
 from gpurun.launcher.run.job import Output, Prepared, attended, carry_out, check_store, finish
 from gpurun.launcher.run.open import (
     Invocation,
@@ -600,6 +602,25 @@ def test_clear_losers_get_fewer_rounds_and_leave_when_that_is_established(tmp_pa
     assert [(dp[0].rounds, len(dp[0].variants)), (dp[-1].rounds, len(dp))] == [(3, 2), (1, 6)]
     assert last.strategy == "ddp"
     assert len(configs(case)) > 2 * 6
+
+
+@pytest.mark.parametrize(
+    ("rounds", "leader", "is_kept"),
+    [
+        ({EVEN: 1, SPLIT: 2, "dp-2-even": 3}, "dp-2-even", True),
+        ({EVEN: 1, "dp-2-even": 3}, "dp-2-even", False),
+        ({EVEN: 1, "dp-2-even": 3}, EVEN, True),
+        ({EVEN: 1, "dp-2-even": 3}, None, True),
+    ],
+    ids=["runs with another", "is slower", "leads", "no leader"],
+)
+def test_a_slower_baseline_leaves_only_launches_that_would_be_its_own(
+    rounds: dict[str, int], leader: str | None, is_kept: bool
+) -> None:
+    no_costs: Any = None
+    outlook = Outlook(6, 50.0, 100.0, no_costs, rounds, EVEN, ((EVEN, SPLIT), ("dp-2-even",)))
+    comparison: Any = SimpleNamespace(leader=leader, open=())
+    assert (EVEN in outlook.without_lone_baseline(rounds, comparison)) is is_kept
 
 
 def test_a_spent_budget_leaves_open_what_it_can_not_decide(tmp_path: Path, wording: Wording) -> None:
