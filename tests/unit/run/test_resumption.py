@@ -11,8 +11,19 @@ from hypothesis import strategies as st
 from gpurun.launcher.failures.root_cause import Failure
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.plan.build import build_plan
-from gpurun.launcher.run.attempts import Begun, Remaining, is_tried_again, resumption, resumption_text
-from gpurun.launcher.rundir.records import VariantStatus
+from gpurun.launcher.plan.model import Launch
+from gpurun.launcher.run.attempts import (
+    Begun,
+    Remaining,
+    is_tried_again,
+    merged_facts,
+    resumption,
+    resumption_text,
+    rounds_done,
+    status_of,
+)
+from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
+from gpurun.launcher.rundir.records import LaunchHead, StepRecord, VariantFacts, VariantRef, VariantStatus
 from tests.unit.plan.machines import FakeMachine
 from tests.unit.run.session_case import EVEN, SPLIT
 from tests.wording import Wording
@@ -95,3 +106,32 @@ def test_every_lost_variant_is_named_once(lost: dict[str, VariantStatus], data: 
     assert {*found.left_out} == lost.keys() - again
     text = resumption_text(found)
     assert all(text.count(name) == 1 for name in lost)
+
+
+def begin(run: RunDir, launch: Launch) -> None:
+    write_json(run.launch_config(launch.id), LaunchHead(tuple(VariantRef(v, None) for v in launch.variants)))
+
+
+@pytest.mark.parametrize(("num_unsteady", "status"), [(2, "ok"), (3, "unsteady")])
+def test_a_variant_is_unsteady_if_it_was_in_more_than_half_of_its_launches(
+    tmp_path: Path, num_unsteady: int, status: str
+) -> None:
+    run = RunDir(tmp_path)
+    for number, launch in enumerate(PLAN.launches):
+        begin(run, launch)
+        facts = VariantFacts(unsteady="60 steps were too few" if number < num_unsteady else None)
+        write_json(run.launch_facts(launch.id), {EVEN: facts})
+    assert status_of(merged_facts(run, PLAN, EVEN)).status == status
+
+
+def test_a_launch_goes_on_after_the_rounds_that_all_of_its_variants_have(tmp_path: Path) -> None:
+    run, launch = RunDir(tmp_path), PLAN.launches[0]
+    begin(run, launch)
+    for variant, rounds in ((EVEN, 3), (SPLIT, 2), (THIRD, 2)):
+        steps = [
+            StepRecord(launch.id, number + 1, 0, number, "timed", 10**8, {}, None) for number in range(rounds)
+        ]
+        for rank in (0, 1):
+            append_lines(run.steps(variant, rank), steps)
+    assert rounds_done(run, PLAN, launch, (EVEN, SPLIT, THIRD)) == 2
+    assert rounds_done(run, PLAN, launch, (EVEN,)) == 3

@@ -40,6 +40,8 @@ from gpurun.launcher.run.open import (
 )
 from gpurun.launcher.run.running_attempt import RunningAttempt
 from gpurun.launcher.rundir import store
+from gpurun.launcher.rundir.claim import claimed
+from gpurun.launcher.rundir.claim import read as read_claim
 from gpurun.launcher.rundir.files import RunDir, append_lines, keep_lines, read_json, write_json
 from gpurun.launcher.rundir.paths import Url
 from gpurun.launcher.rundir.records import (
@@ -79,6 +81,20 @@ def test_a_launch_that_ends_well_leaves_its_variants_measured(tmp_path: Path) ->
     assert case.statuses() == ["ok", "ok"]
     assert case.run.comparison.exists()
     assert not case.run.control("01-ddp-2").exists()
+
+
+def test_a_run_names_its_launch_until_the_ranks_have_ended(tmp_path: Path) -> None:
+    case = Case(tmp_path, SPLITS, [])
+    named: list[str | None] = []
+
+    def look() -> None:
+        named.append(known(read_claim(case.run)).launch)
+
+    case.ranks.scripts = [[(0.5, look), *WELL]]
+    with claimed(case.run):
+        case.done()
+        look()
+    assert named == ["01-ddp-2", None]
 
 
 @pytest.mark.parametrize("code", [-9, -6, 9])

@@ -23,6 +23,7 @@ from gpurun.launcher.machine.landlock import can_restrict_writes
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.launch_writes import writable_places
 from gpurun.launcher.rundir.records import VariantConfig
+from gpurun.launcher.worker.base.seeding import StepSeeds, own_numbers
 from gpurun.launcher.worker.program.observed import Writes, trainer_options
 from gpurun.launcher.worker.training.observed import given_to
 from gpurun.launcher.worker.training.trainer import Trainer
@@ -229,3 +230,18 @@ def test_the_options_of_a_trainer_are_those_of_the_installed_version(monkeypatch
         module = SimpleNamespace(TrainingArguments=made)
         monkeypatch.setitem(sys.modules, "transformers.training_args", cast(Any, module))
         assert trainer_options() == options
+
+
+def test_seeded_ranks_draw_numbers_of_their_own_in_each_step() -> None:
+    def drawn(rank: int) -> list[float]:
+        weight = nn.Parameter(torch.ones(1))
+        optimizer, numbers = torch.optim.SGD([weight], lr=0.1), []
+        with own_numbers(rank), StepSeeds(rank, 2).watch():
+            for _ in range(3):
+                optimizer.step()
+                numbers.append(torch.rand(()).item())
+        return numbers
+
+    first, second = drawn(0), drawn(1)
+    assert len({*first, *second}) == 6
+    assert drawn(1) == second
