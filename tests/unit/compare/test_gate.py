@@ -1,5 +1,6 @@
 """A gate's run: hand-made run directories with known answers, and what is launched next."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -186,6 +187,14 @@ def test_a_version_that_failed_leaves_it_undecided_at_once(tmp_path: Path, wordi
     assert next_rounds(found, 2, lambda _: Costs(2.0, 0.2), 48.0) == {}
 
 
+def test_nothing_is_launched_where_a_failed_variant_leaves_the_gate_undecided(tmp_path: Path) -> None:
+    files = measured(tmp_path, (EVEN, 1.0), (DP, 1.03), spent=0.2)
+    files.close(versions(EVEN)[1], status="failed", reason="ValueError")
+    gate = gate_of(files)
+    assert [(row.outcome, row.is_open) for row in gate.rows] == [("undecided", False), ("undecided", True)]
+    assert still_open(gate) == ()
+
+
 def test_a_failure_of_one_version_is_none_of_the_other(tmp_path: Path, wording: Wording) -> None:
     """They build what may be different models: the other one is started, too."""
     files = measured(tmp_path, (EVEN, 1.0), repetitions=1, spent=0.1)
@@ -207,6 +216,15 @@ def test_files_of_the_other_version_void_it(tmp_path: Path, wording: Wording) ->
     )
     assert gate_of(files).outcome == "undecided"
     wording(said_of(files))
+
+
+def test_a_file_of_the_version_before_voids_the_new_one_too(tmp_path: Path) -> None:
+    files = measured(tmp_path, (EVEN, 1.2))
+    stray = os.path.relpath(f"{A.root}/library/x.py", B.job_dir)
+    write_json(files.run.facts(versions(EVEN)[1].id), VariantFacts(code={"train.py": "1", stray: "2"}))
+    (row,) = gate_of(files).rows
+    assert row.outcome == "undecided"
+    assert "library/x.py" in known(row.why)
 
 
 def test_equal_code_is_said(tmp_path: Path, wording: Wording) -> None:

@@ -60,7 +60,7 @@ from gpurun.launcher.worker.accelerators.clock import EventStamps
 from gpurun.launcher.worker.base.precision import PRECISIONS
 from gpurun.launcher.worker.entry.zygote import ForkServer
 from gpurun.launcher.worker.selftest import device_program
-from gpurun.launcher.worker.training.trainer import Trainer, copied, new_scaler, own_copy
+from gpurun.launcher.worker.training.trainer import Trainer, copied, own_copy
 from tests.gpu import machine, test_drivers_here
 from tests.gpu.machine import LIMITS, Devices
 from tests.gpu.test_jobs_here import largest_job, matrix_job
@@ -521,10 +521,14 @@ def test_a_restored_optimizer_never_holds_its_state_twice(monkeypatch: pytest.Mo
     trainer.model, trainer.precision = nn.Linear(2, 2), PRECISIONS["fp32"]
     trainer.strategy = cast(Any, SimpleNamespace(device=torch.device("cpu")))
     trainer.optimizer = Watched(trainer.model.parameters())
-    trainer.scaler = new_scaler(torch.device("cpu"), trainer.precision)
     trainer.model(torch.ones(1, 2)).sum().backward()
     trainer.optimizer.step()
-    trainer.restore_state(trainer.save_state())
+    trainer.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    trainer.scaler.scale(torch.ones(()))
+    state = trainer.save_state()
+    trainer.scaler.update(2.0)
+    trainer.restore_state(state)
+    assert trainer.scaler.get_scale() == 1024.0
     assert held == [0]
     assert len(trainer.optimizer.state) == 2
     assert trainer.state_bytes == 3 * (4 + 2) * 4 + 2 * 4  # parameters, two moments of each, two counters

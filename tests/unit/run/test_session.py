@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from gpurun.launcher.compare.build import compare_run
+from gpurun.launcher.compare.load_findings import load_so_far
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.compare.notes import quiet_notes
 from gpurun.launcher.errors import Interrupted, MachineError, NodesError, ParamsError, SpecError
@@ -242,6 +243,16 @@ def test_other_load_is_reported_once_while_the_run_goes_on(
     case.ranks.scripts = [[*events, (9.5, stage("done")), *exits(0, 0)]]
     case.done()
     assert sum("free core" in text for text in case.said) == (0 if is_part else 1)
+
+
+def test_a_short_burst_of_other_load_is_not_reported(case: Case) -> None:
+    launch = case.plan.launches[0]
+    found: list[bool] = []
+    for number in (1, 2, 3):
+        step = StepRecord(launch.id, number, 0, number, "timed", 10**8, {}, None, 28_100_000, others_ns=10**8)
+        append_lines(case.run.steps(EVEN, 1), [step])
+        found.append(load_so_far(case.run, case.plan, launch, 8) is not None)
+    assert found == [False, False, True]
 
 
 @pytest.mark.parametrize("is_part", [False, True])
