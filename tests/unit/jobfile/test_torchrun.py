@@ -48,6 +48,8 @@ def test_the_variables_of_torchs_own_parser_are_read_and_no_others() -> None:
         ),
         ("--nnodes 2:2 --node-rank 1 --master-addr a --master-port 7 t.py", "rendezvous", "a:1007"),
         ("--nnodes 2 --node-rank 1 --rdzv-endpoint a:65000 t.py", "rendezvous", "a:64000"),
+        ("--nnodes 2 --node-rank 1 --rdzv-endpoint a:64536 t.py", "rendezvous", "a:63536"),
+        ("--nnodes 2 --node-rank 1 --rdzv-endpoint a:64535 t.py", "rendezvous", "a:65535"),
         (
             "--nnodes 2 --node-rank 1 --master-addr a t.py",
             "overrides",

@@ -234,6 +234,12 @@ def test_nodes_may_have_different_numbers_of_gpus() -> None:
     assert spec.resolved()["nodes"] == "2..4"
 
 
+def test_devices_have_the_threads_of_the_node_with_the_fewest_cores_for_them() -> None:
+    larger = replace(CPU_NODES[1], cpu_cores=16)
+    plan = build_plan(spec_of(devices="cpu:2", threads="auto"), CPU_NODES[0], (CPU_NODES[0], larger))
+    assert plan.variants[0].threads == 2
+
+
 def test_one_process_stays_on_node_0() -> None:
     plan = build_plan(
         spec_of(devices="cpu:2", compare={"strategy": ["ddp", "dp", "single"]}), CPU_NODES[0], CPU_NODES

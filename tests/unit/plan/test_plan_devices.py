@@ -7,6 +7,7 @@ import pytest
 
 from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.load import check_source
+from gpurun.launcher.jobfile.values import devices_on
 from gpurun.launcher.jobfile.yaml.tree import parse_source
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.devices import (
@@ -167,3 +168,5 @@ def test_a_node_has_its_own_devices_by_its_own_names() -> None:
     names = ("cuda:0@0", "cuda:1@0", "cuda:0@1")
     assert [devices_of_node(node, names) for node in range(3)] == [("cuda:0", "cuda:1"), ("cuda:0",), ()]
     assert devices_of_node(0, ("cpu:0", "cpu:1")) == ("cpu:0", "cpu:1")
+    many = tuple(f"cpu:0@{node}" for node in range(12))
+    assert [devices_on(many, node) for node in (1, 10, 11)] == [("cpu:0",)] * 3

@@ -191,6 +191,11 @@ def test_what_cannot_be_is_left_out_with_its_reason() -> None:
     assert len(found.left_out) == 5  # not once more for every seed
 
 
+def test_the_first_bucket_may_be_as_large_as_the_others() -> None:
+    found = expanded("global_batch: 8\nbucket_mb: 8\ncompare: {first_bucket_mb: [4, 8, 9]}\n")
+    assert [item.combination["first_bucket_mb"] for item in found.left_out] == [9]
+
+
 def test_balanced_may_leave_a_device_out_if_the_job_says_so(wording: Wording) -> None:
     few = "global_batch: 1\nsplit: balanced\n"
     assert ids(expanded(f"{few}min_local_batch: 0\n")) == ["ddp-2-balanced"]
