@@ -24,13 +24,14 @@ from gpurun.launcher.errors import MachineError, NodesEnded, NodesError, SpecErr
 from gpurun.launcher.jobfile.load import load_text
 from gpurun.launcher.machine.host import inspect_machine
 from gpurun.launcher.nodes.join import joined
-from gpurun.launcher.nodes.messages import End, LogText, Message, StartRanks, encode
-from gpurun.launcher.nodes.node_link import LinkLoop, NodeLink
+from gpurun.launcher.nodes.messages import End, LogText, Message, Settled, StartRanks, encode
+from gpurun.launcher.nodes.node_link import LINGER_S, LOST_LINGER_S, LinkLoop, NodeLink
 from gpurun.launcher.nodes.rendezvous import NodeFlags
 from gpurun.launcher.nodes.transport.credentials import NodeCertificate, find_secret, identity_from
 from gpurun.launcher.nodes.transport.exchange import (
     CLOSED_S,
     LinkOptions,
+    Lost,
     MessageLane,
     Silence,
     StreamFrame,
@@ -189,6 +190,31 @@ def test_a_message_to_oneself_comes_after_those_that_have_come(port: int, loop: 
         theirs = collect(first, 1)
         first.send(0, LogText("ours"))
         assert [*theirs, *collect(first, 1)] == [LogText("theirs"), LogText("ours")]
+
+
+def test_a_message_that_was_taken_does_not_come_again(port: int, loop: LinkLoop) -> None:
+    with linked(loop, options(0, port)) as (link,):
+        link.send(0, LogText("first"))
+        link.send(0, Settled(1, 0))
+        assert link.take(Settled, WAIT_S) == Settled(1, 0)
+        assert link.poll(0.0) == [LogText("first")]
+
+
+def test_where_a_node_is_lost_the_others_are_waited_for_a_shorter_time(
+    port: int, loop: LinkLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits_s: list[float] = []
+
+    async def closed(limit_s: float) -> None:
+        limits_s.append(limit_s)
+
+    with linked(loop, options(0, port)) as (link,), monkeypatch.context() as patched:
+        patched.setattr(link, "_close", closed)
+        link.close()
+        with pytest.raises(NodesError):
+            link._lost(Lost(1, "hostb", "it is silent"))
+        link.close()
+    assert limits_s == [LINGER_S, LOST_LINGER_S]
 
 
 def test_the_first_end_is_the_end_for_all(port: int, loop: LinkLoop) -> None:
