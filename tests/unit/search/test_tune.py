@@ -18,7 +18,7 @@ from gpurun.launcher.run.job import Finished, attended
 from gpurun.launcher.run.open import run_to_resume
 from gpurun.launcher.run.progress_line import Progress
 from gpurun.launcher.rundir import store
-from gpurun.launcher.rundir.files import RunDir, write_json
+from gpurun.launcher.rundir.files import RunDir, append_lines, write_json
 from gpurun.launcher.rundir.paths import Url
 from gpurun.launcher.rundir.records import TimeChange, TrialRecord
 from gpurun.launcher.rundir.store import Store, fetched, keep_at
@@ -164,9 +164,19 @@ def test_a_search_finds_the_fastest_and_says_what_it_left_out(tuning: Tuning) ->
     ready = finals(tuning, record)
     assert {variant.id for variant in ready.plan.variants} == set(record.finalists)
     assert ready.plan.baseline == own
+    spent_s = sum(each.seconds for each in tuning.run.read_trials())
+    assert ready.spec.budget_s == pytest.approx(tuning.budget_s - spent_s)
     search = known(compare_run(tuning.run).search)
     assert (search.best, search.is_over, search.tried) == (record.finalists[0], True, len(set(trials.tried)))
     assert f"tried {search.tried} of 26 different combinations" in search.summary
+
+
+def test_two_fifths_of_the_budget_are_for_the_comparison_however_long_trials_took(tuning: Tuning) -> None:
+    searched(tuning)
+    trial = tuning.run.read_trials()[0]
+    append_lines(tuning.run.trials, [replace(trial, seconds=0.9 * tuning.budget_s)])
+    ready = finals(tuning, known(tuning.run.read_search()))
+    assert ready.spec.budget_s == pytest.approx(0.4 * tuning.budget_s)
 
 
 def test_a_search_says_what_each_value_does_to_the_time(tuning: Tuning, wording: Wording) -> None:
