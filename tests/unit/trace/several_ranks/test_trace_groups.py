@@ -335,6 +335,17 @@ def test_grouped_messages_of_neighbours_wait_for_their_own(
     assert [stage.bubble_us for stage in report.pipeline] == [300, 300, 0]
 
 
+def test_a_send_that_is_done_before_its_peer_comes_has_not_waited(tmp_path: Path) -> None:
+    job = Job(3, [0.0, 4_000.0, -70_000.0])
+    job.all_reduce("0", [0, 1, 2], [90_000] * 3, 90_010)
+    for turn in range(3):
+        begin = 10_000.0 * turn + 1_000
+        grouped(job, 0, [("send", 1), ("send", 1)], begin, begin + 20)
+        grouped(job, 1, [("recv", 0), ("recv", 0), ("send", 2), ("recv", 2)], begin + 100, begin + 220)
+        grouped(job, 2, [("recv", 1), ("send", 1)], begin + 200, begin + 220)
+    assert [rank.total.wait_us for rank in job.report(tmp_path).ranks] == [0, 300, 0]
+
+
 UNKNOWN_MESSAGES: dict[str, tuple[list[tuple[str, int]], int]] = {
     "no calls": ([], 1),
     "more kernels than calls separate": ([("send", 1), ("recv", 1)], 2),
