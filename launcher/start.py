@@ -11,7 +11,6 @@ from gpurun.launcher.errors import MachineError, SpecError
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.helper_process import helper_argv, temporary_directory
 from gpurun.launcher.machine.host import Machine, inspect_machine
-from gpurun.launcher.masking import revealed
 from gpurun.launcher.nodes.rendezvous import NodeFlags
 from gpurun.launcher.plan.build import with_mistakes_of_plan
 from gpurun.launcher.plan.launch_config import launch_config_for
@@ -62,9 +61,7 @@ def run_job(
     with reported_to_nodes(flags), with_mistakes_of_plan(inspect_machine):
         given = invocation() or read_invocation(resume or Path(), overrides)
         job = Job(given, load_invocation(given), out, resume, output, keep_at)
-        pools.secrets = job.spec.secrets
-        for env in (job.spec.env, *job.spec.compare.env):
-            revealed(env, pools.secrets)  # now, not when the first rank starts
+        pools.know(job.spec)
     if job.spec.is_on_nodes:
         from gpurun.launcher.start_on_nodes import run_on_nodes
 

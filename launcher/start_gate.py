@@ -210,7 +210,7 @@ def run_gate(
     gc.enable()
     with with_mistakes_of_plan(inspect_machine):
         spec = gate_job(load_invocation(given), budget_s)
-    pools.secrets = spec.secrets
+    pools.know(spec)
     with two_versions(wanted, spec, given.directory) as gate:
         job = Job(given, spec, out, None, output)
         gate = replace(gate, metric=wanted.metric)

@@ -160,6 +160,7 @@ def run_improve(
     found = known or replace(begun, other_random_numbers=allows_other_random_numbers)
     search.resume(found)
     check_time(search, is_resumed=known is not None)
+    pools.know(spec)
 
     def keep(now: Improvement) -> Improvement:
         nonlocal found

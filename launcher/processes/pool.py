@@ -56,6 +56,7 @@ from gpurun.launcher.rundir.paths import main_file
 
 if TYPE_CHECKING:
     from gpurun.launcher.inspect.snapshot import RankSnapshot
+    from gpurun.launcher.jobfile.model import JobSpec
 
 
 TORCH = ("torch", "torch.distributed")
@@ -502,11 +503,20 @@ class WorkerPools(AbstractContextManager["WorkerPools"]):
         self._script = script
         self._preload = tuple(preload)
         self._pools: dict[tuple[tuple[tuple[str, str], ...], str], WorkerPool] = {}
-        self.secrets: Secrets = {}
-        """The secrets behind the masks in environments."""
+        self._secrets: Secrets = {}
         self.say: Callable[[str], None] = say_on_stderr
         """Shows which of the processes is stopped."""
         self.get({})
+
+    def know(self, spec: "JobSpec") -> None:
+        """Learns the secrets behind the masks in the job's environments.
+
+        Raises:
+            SpecError: the value of one isn't known.
+        """
+        self._secrets = spec.secrets
+        for env in (spec.env, *spec.compare.env):
+            revealed(env, self._secrets)  # now, not when the first rank starts
 
     def get(self, env: Mapping[str, str], python: str = "") -> WorkerPool:
         """The pool whose server has `env`; the ranks of other pools should have ended."""
@@ -517,7 +527,7 @@ class WorkerPools(AbstractContextManager["WorkerPools"]):
                 self._pools.pop(next(iter(self._pools))).close()
             sets = shared_by_ranks(main_file(self._script), env)
             pool = WorkerPool(
-                self._guard, self._preload, env, self.secrets, python, lambda text: self.say(text), sets
+                self._guard, self._preload, env, self._secrets, python, lambda text: self.say(text), sets
             )
         self._pools[key] = pool  # the last one used comes last
         return pool

@@ -25,7 +25,7 @@ from gpurun.launcher.failures.root_cause import root_cause
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.logs.relay import Relay
 from gpurun.launcher.machine.host import Machine, inspect_machine, software_of
-from gpurun.launcher.masking import hidden, revealed
+from gpurun.launcher.masking import hidden
 from gpurun.launcher.plan.build import build_plan, with_mistakes_of_plan
 from gpurun.launcher.plan.launch_config import launch_config_for
 from gpurun.launcher.plan.model import Launch, Variant
@@ -300,9 +300,7 @@ def run_tune(
         spec = job_to_tune(load_invocation(given))
     job = Job(given, spec, out, resume, output, url)
     check_store(url, job.resumed)
-    pools.secrets = spec.secrets
-    for env in (spec.env, *spec.compare.env):
-        revealed(env, pools.secrets)
+    pools.know(spec)
     machine = as_planned_for(spec, inspect_machine(), job.resumed)
     space = build_space(spec, machine)
     if job.resumed is not None:

@@ -65,6 +65,28 @@ def test_no_record_report_or_message_has_them(ran: tuple[Result, Result, Result]
         assert [path.name for path in own] == ["rank0.log"], "only what the program itself has written"
 
 
+def test_a_search_for_improvements_gives_it_to_the_program(tmp_path: Path) -> None:
+    write(tmp_path, "program.py", f"""
+        import os
+        raise SystemExit("it has the token" if os.environ["HF_TOKEN"] == {STATED!r} else "it has another")
+    """)  # fmt: skip
+    write(tmp_path, "job.yaml", JOB)
+    done = gpurun(tmp_path, "improve", "job.yaml", "--budget", "30s").ended(4)
+    assert "program.py fails as it is: rank 0 ended by itself: it has the token" in done.err
+
+
+@pytest.mark.parametrize(
+    "command", [("improve", "job.yaml"), ("gate", "job.yaml", "--against", "before", "--fail-slower", "3%")]
+)
+def test_where_only_a_mask_is_known_nothing_begins(tmp_path: Path, command: tuple[str, ...]) -> None:
+    (tmp_path / "before").mkdir()
+    for directory in (tmp_path, tmp_path / "before"):
+        write(directory, "program.py", PROGRAM)
+    write(tmp_path, "job.yaml", JOB.replace(STATED, "masked:3fa2b1"))
+    assert "the job has only the mask of HF_TOKEN" in gpurun(tmp_path, *command).ended(2).err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_files_have_the_permissions_that_the_umask_leaves(ran: tuple[Result, Result, Result]) -> None:
     modes = {path: path.stat().st_mode & 0o077 for path in (ran[0].directory / "run").rglob("*")}
     assert not {path: mode for path, mode in modes.items() if mode}

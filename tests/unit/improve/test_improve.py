@@ -827,7 +827,7 @@ def test_a_search_is_resumed_with_what_it_may_keep(
         return start
 
     monkeypatch.setattr("gpurun.launcher.improve.improve.improved", improved)
-    given, pools = Invocation(tmp_path / "job.yaml", ()), cast(Any, None)
+    given, pools = Invocation(tmp_path / "job.yaml", ()), cast(Any, SimpleNamespace(know=lambda spec: None))
     run_improve(pools, given, None, tmp_path, Output(True, None), print, allows)
     assert begun[0].allows_other_random_numbers
 
