@@ -70,8 +70,8 @@ class Session:
     """The ranks of the launch that runs now."""
     attempt: RunningAttempt = field(init=False)
     """The attempt that was started last."""
-    watch: Watch | None = None
-    """The state of the newest attempt's ranks."""
+    longest_step_s: float = 0.0
+    """The longest time until a step was completed, in all launches so far."""
     may_run: bool = False
     """Whether its ranks may be running."""
     interruption: Interrupted | None = None
@@ -148,15 +148,16 @@ class Session:
             MachineError: a rank could not write its results.
         """
         attempt = self.start(launch, left)
-        watch = Watch.begin(len(launch.processes), self.clock.monotonic(), self.watch)
+        watch = Watch.begin(len(launch.processes), self.clock.monotonic(), self.longest_step_s)
         late = None
         while not watch.is_over and not (late and late.stops):
-            self.watch = watch = watch.after(self.wait(attempt, watch), self.spec)
+            watch = watch.after(self.wait(attempt, watch), self.spec)
             late = None if watch.is_over else watch.late(self.spec)
             if late is not None:
-                self.watch = watch = replace(watch, hang_reported=watch.hang_reported or late.is_hang)
+                watch = replace(watch, hang_reported=watch.hang_reported or late.is_hang)
                 hang = attempt.diagnose(late, watch.variant, self.reporter)
         stopped_ns = self.clock.time_ns()
+        self.longest_step_s = watch.longest_step_s
         if late is None and attempt.have_ended_well(watch.exits):
             self.settle_attempt(attempt)
         attempt.stop()

@@ -140,11 +140,16 @@ class Watch:
     """When the ranks that still run are stopped, because others have ended."""
 
     @classmethod
-    def begin(cls, num_ranks: int, now_s: float, before: "Watch | None" = None) -> "Watch":
-        """Ranks that have just been started, after those of another launch."""
-        longest_s = before.longest_step_s if before else 0.0
-        watch = cls(num_ranks, started_s=now_s, now_s=now_s, steps_read_s=now_s, alive_s=now_s)
-        return replace(watch, longest_step_s=longest_s)
+    def begin(cls, num_ranks: int, now_s: float, longest_step_s: float = 0.0) -> "Watch":
+        """Ranks that have just been started; earlier launches had a step that long."""
+        return cls(
+            num_ranks,
+            started_s=now_s,
+            now_s=now_s,
+            steps_read_s=now_s,
+            alive_s=now_s,
+            longest_step_s=longest_step_s,
+        )
 
     @property
     def variant(self) -> str | None:

@@ -95,8 +95,8 @@ class Trials:
     """Ranks that are there."""
     number: int = 0
     """Trials so far, of this command."""
-    watch: Watch | None = None
-    """The watch of the newest trial."""
+    longest_step_s: float = 0.0
+    """The longest time until a step was completed, in all trials so far."""
 
     def run(self, variant: str, number: int) -> TrialRecord:
         """Tries a variant, for the time with this number."""
@@ -196,13 +196,14 @@ class Trials:
     ) -> TrialRecord | None:
         """Returns when the trial is done; if it fails, the ranks are ended, and its record is returned."""
         spec = self.starter.spec
-        watch = Watch.begin(len(attempt.launch.processes), time.monotonic(), self.watch)
+        watch = Watch.begin(len(attempt.launch.processes), time.monotonic(), self.longest_step_s)
         while not is_done():
             exits = tuple(attempt.ranks.poll(poll_s))
             events = attempt.new_events()
             for event in events:
                 self.on_stage(variant, event.stage)
-            self.watch = watch = watch.after(attempt.tick(exits, events, watch.due(spec)), spec)
+            watch = watch.after(attempt.tick(exits, events, watch.due(spec)), spec)
+            self.longest_step_s = watch.longest_step_s
             if watch.is_over and not is_done():
                 return self.failed(attempt, variant, watch)
             if (late := watch.late(spec)) is not None:
