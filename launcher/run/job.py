@@ -275,7 +275,7 @@ def execute(
     def on_event(launch: Launch, event: Event | None) -> None:
         progress.update(tracker.status(launch, event))
         if event is None:
-            tensorboard_writer()
+            import_writer()
 
     session = Session(
         starter=replace(ready, software=software_of(ready.machine), streams=output.streams),
@@ -302,14 +302,14 @@ def finish(session: Session) -> Finished:
     except NodesError as ended:
         comparison, error = session.compare(), ended
     try:
-        tensorboard_writer()(comparison, session.run)
+        import_writer()(comparison, session.run)
     except Interrupted as ended:
         error = error or Interrupted(ended.cause, kept=True)
     return Finished(session.run, comparison, error, tuple(session.reporter.messages))
 
 
-def tensorboard_writer() -> Callable[[Comparison, RunDir], None]:
-    """The writer of event files. It is slow to import: on node 0 alone, and while the first ranks start."""
+def import_writer() -> Callable[[Comparison, RunDir], None]:
+    """The writer of event files. It is slow to import: on node 0 alone, first while ranks start."""
     from gpurun.launcher.report.tensorboard import write_tensorboard
 
     return write_tensorboard
