@@ -446,7 +446,7 @@ class RunningAttempt:
         reporter.report_hang(hang, self.name, what, goes_on=not late.stops)
         return hang
 
-    def settle(self, say: Callable[[str], None]) -> None:
+    def await_leftovers(self, say: Callable[[str], None]) -> None:
         """Waits for what a program has left whose ranks have all ended well, or lets it go on."""
         if self.program is not None:
             self.record_program("done")

@@ -139,7 +139,7 @@ class Session:
             if should_restart(ended, number, self.spec, self.relay.as_torchrun):
                 self.restart(ended, number)
             else:
-                self.settle(ended, left.missing)
+                self.record(ended, left.missing)
 
     def attempted(self, launch: Launch, left: Remaining) -> Ended:
         """Starts the ranks of a launch, and watches them until they have ended; how they did.
@@ -159,7 +159,7 @@ class Session:
         stopped_ns = self.clock.time_ns()
         self.longest_step_s = watch.longest_step_s
         if late is None and attempt.have_ended_well(watch.exits):
-            self.settle_attempt(attempt)
+            self.await_leftovers(attempt)
         attempt.stop()
         self.may_run = False
         exits = (*watch.exits, *attempt.last_exits(watch.exits, late is not None))
@@ -171,10 +171,10 @@ class Session:
             return Ended(late=late.text(hang), is_hung=late.is_hang, hang=hang, variant=watch.variant)
         return Ended() if has_all else self.failed(watch, exits, stopped_ns)
 
-    def settle_attempt(self, attempt: RunningAttempt) -> None:
+    def await_leftovers(self, attempt: RunningAttempt) -> None:
         """Waits for what a program has left; Ctrl-C ends that, and the run after this launch."""
         try:
-            attempt.settle(self.reporter.report)
+            attempt.await_leftovers(self.reporter.report)
         except Interrupted as interruption:
             self.reporter.say(f"{interruption.cause}: what the program has left is ended")
             self.interruption = interruption
@@ -326,7 +326,7 @@ class Session:
         if refused := self.reporter.refused_arguments(failure, self.attempt.name, variant_label(first)):
             raise refused
 
-    def settle(self, ended: Ended, missing: Sequence[str]) -> None:
+    def record(self, ended: Ended, missing: Sequence[str]) -> None:
         """Writes down how the variants of an attempt ended."""
         self.mistake = ended.mistake or self.mistake
         attempt = self.attempt
