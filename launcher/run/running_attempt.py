@@ -168,7 +168,9 @@ class Starter:
         side = self.plan.side_of(launch.variants[0])
         return (gate.b.root, gate.a.root) if gate is not None and side == gate.a else None
 
-    def prepare(self, launch: Launch, name: str, rounds: Mapping[str, int]) -> tuple[StartRequest, ...]:
+    def prepare_attempt(
+        self, launch: Launch, name: str, rounds: Mapping[str, int]
+    ) -> tuple[StartRequest, ...]:
         """Writes what the ranks read; what to start.
 
         Args:
@@ -382,7 +384,7 @@ class RunningAttempt:
             preloads: when what only later ranks need is imported for them; that takes as long as the first
                 ones build.
         """
-        requests = self.starter.prepare(self.launch, self.name, rounds)
+        requests = self.starter.prepare_attempt(self.launch, self.name, rounds)
         self.record_program("start")
         entered(self.run, self.name)
         shown = self.starter.streams.shown(requests)

@@ -154,7 +154,7 @@ class Trials:
         self.stop()
         attempt = self.next_attempt(launch)
         run, wanted = attempt.run, ROUNDS * 2 ** (number - 1)
-        self.begin(attempt, self.starter.prepare(launch, attempt.name, {variant: 1}))
+        self.begin(attempt, self.starter.prepare_attempt(launch, attempt.name, {variant: 1}))
         size = len(launch.processes)
 
         def rounds_ms() -> list[float]:

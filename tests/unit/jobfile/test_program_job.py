@@ -146,7 +146,7 @@ def test_ranks_know_how_often_they_have_been_started_again(
     failed = [Restart(0, attempt, 1, "why") for attempt in ("01-script-1", "01-script-1~2", "02-other")]
     append_lines(run.restarts, failed)
     starter = Starter(plan, load_job(tmp_path / "job.yaml"), run, tmp_path, MACHINE)
-    _, rank = starter.prepare(launch, "01-script-1~3", dict.fromkeys(launch.variants, 1))
+    _, rank = starter.prepare_attempt(launch, "01-script-1~3", dict.fromkeys(launch.variants, 1))
     assert rank.env["TORCHELASTIC_RESTART_COUNT"] == "2"
     assert rank.env["TORCHELASTIC_RUN_ID"] == (run_id or f"{plan.name}-{launch.id}")
 
@@ -157,7 +157,7 @@ def test_ranks_are_observed_and_seeded_where_the_plan_says_so(tmp_path: Path) ->
     found = []
     for each in (plan, replace(plan, observe=True, seeds_steps=True)):
         starter = Starter(each, load_job(tmp_path / "job.yaml"), run, tmp_path, MACHINE)
-        starter.prepare(launch, launch.id, dict.fromkeys(launch.variants, 1))
+        starter.prepare_attempt(launch, launch.id, dict.fromkeys(launch.variants, 1))
         config = read_json(run.launch_config(launch.id), ProgramConfig)
         found.append((config.observe, config.seeds_steps, config.calls))
     assert found == [(False, False, {"compile": {}}), (True, True, {"compile": {}})]
@@ -186,7 +186,9 @@ def test_what_the_shell_or_the_job_says_of_errors_of_nccl_is_kept(
     server = {} if shell is None else {ERRORS: shell}
     plan = plan_of(tmp_path, f"script: train.py\ndevices: cpu:1\n{stated}")
     starter = Starter(plan, load_job(tmp_path / "job.yaml"), RunDir(tmp_path / "run"), tmp_path, MACHINE)
-    _, rank = starter.prepare(plan.launches[0], "01-script-1", dict.fromkeys(plan.launches[0].variants, 1))
+    _, rank = starter.prepare_attempt(
+        plan.launches[0], "01-script-1", dict.fromkeys(plan.launches[0].variants, 1)
+    )
     assert rank.environ(server)[ERRORS] == given
 
 

@@ -326,7 +326,7 @@ def test_the_store_of_a_program_listens_where_all_nodes_reach_it(tmp_path: Path)
     launch = plan.launches[0]
     spec = load_text("nodes: 2\nscript: train.py\n", "job.yaml", (), tmp_path)
     starter = Starter(plan, spec, RunDir(tmp_path), tmp_path, NODES[0])
-    requests = starter.prepare(launch, launch.id, dict.fromkeys(launch.variants, 1))
+    requests = starter.prepare_attempt(launch, launch.id, dict.fromkeys(launch.variants, 1))
     assert requests[0].args[1:] == ("3", "10.0.0.1", "0")
 
 
