@@ -5,7 +5,6 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 from typing import Literal
 
 from gpurun.launcher.compare.build import compare_run
@@ -107,7 +106,8 @@ class Session:
         """Measures what is missing; with a budget, what the review after each repetition chooses."""
         rounds: Mapping[str, int] | None = None
         has_budget, reviewed = self.plan.budget_s is not None, 0
-        for launch, following in zip_longest(self.plan.launches, self.plan.launches[1:]):
+        last_of = {launch.repetition: launch for launch in self.plan.launches}
+        for launch in self.plan.launches:
             if has_budget and launch.repetition != reviewed and not attempts(self.run, launch):
                 reviewed = launch.repetition
                 if not (rounds := self.budget.review(reviewed, self.compare)):
@@ -115,8 +115,8 @@ class Session:
             if self.interruption is not None:
                 raise self.interruption
             was_missing = self.complete(launch, rounds)
-            is_last = following is None or following.repetition != launch.repetition
-            if was_missing and not (has_budget and is_last):  # a review compares, too
+            is_reviewed = has_budget and launch is last_of[launch.repetition]
+            if was_missing and not is_reviewed:  # which compares, too
                 self.compare()
         if has_budget:
             self.budget.review(self.plan.launches[-1].repetition + 1, self.compare)
