@@ -72,7 +72,6 @@ def run_job(
             "    put `nodes: 2` into it, or use --set nodes=2"
         )
     ready = prepare(job, inspect_machine(), pools.get({}))
-    pools.keep_only(ready.environments)
     return carry_out(ready, pools, output)
 
 

@@ -228,7 +228,6 @@ class RemedySearch:
             return found
         resumed = let_run_again(run, plan, software_of(machine), given.directory) if before else None
         ready = Prepared(plan, spec, run, given.directory, machine, resumed=resumed)
-        self.pools.keep_only(ready.environments)
         files, reachable = files_of(given.directory, self.path), reachable_places(given.directory, self.path)
         finished = carry_out(ready, self.pools, self.output)
         changed = changed_files(files, files_of(given.directory, self.path), reachable)

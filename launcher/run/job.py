@@ -266,8 +266,9 @@ def execute(
         if notify is not None:
             notify(text)
 
-    if isinstance(pools, WorkerPools):
-        pools.say = say  # of several nodes, each shows what it finds on its own stderr
+    if isinstance(pools, WorkerPools):  # of several nodes, each does this for its own
+        pools.keep_only(ready.environments)
+        pools.say = say
 
     def hide(text: str) -> str:
         return hidden(text, known)

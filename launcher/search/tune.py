@@ -351,9 +351,7 @@ def search(tuning: Tuning, pools: WorkerPools, output: Output, progress: Progres
     record = known if known and known.finalists else screen(tuning, pools, output, progress)
     if isinstance(record, Finished):
         return record
-    ready = finals(tuning, record)
-    pools.keep_only(ready.environments)
-    return execute(ready, pools, output, progress)
+    return execute(finals(tuning, record), pools, output, progress)
 
 
 def finals(tuning: Tuning, record: SearchRecord) -> Prepared:
