@@ -43,7 +43,6 @@ from gpurun.launcher.compare.figures.variant import (
 from gpurun.launcher.compare.gate import UNDECIDED, gate_of_run, rows_of_gate, still_open
 from gpurun.launcher.compare.headline import conclude, fitting_in, is_one_task
 from gpurun.launcher.compare.label import variant_label
-from gpurun.launcher.compare.load_findings import less_load
 from gpurun.launcher.compare.model import (
     CONCLUSIONS,
     Comparison,
@@ -184,8 +183,8 @@ def _compared(
     run: RunDir, recorded: _Recorded, differences: Differences, results: tuple[VariantResult, ...]
 ) -> tuple[Comparison, Standings | None]:
     """The comparison without its notes, and the ranking; `None` where nothing is ranked."""
-    plan, less = recorded.plan, less_load(results, recorded.host.get("cpu_cores"))
-    gate, of_gate = gate_of_run(plan, differences, results, recorded.looks, less) or (None, ())
+    plan, cores = recorded.plan, recorded.host.get("cpu_cores")
+    gate, of_gate = gate_of_run(plan, differences, results, recorded.looks, cores) or (None, ())
     if gate is not None:
         rows = rows_of_gate(gate, results)
         results = tuple(replace(result, vs_baseline=rows[result.id]) for result in results)
@@ -193,7 +192,7 @@ def _compared(
     results = with_lead(results, ranking)
     undecided = open_pairs(ranking, differences) if ranking else ()
     is_measured = _is_measured(recorded, gate, undecided)
-    answer = of_gate or conclude(plan, results, ranking, is_measured, differences.within, less)
+    answer = of_gate or conclude(plan, results, ranking, is_measured, differences.within, cores)
     if not (recorded.job.get("profile") or {"steps": 1}).get("steps"):
         answer = tuple(
             with_figures(each, case="untraced") if each.figures.get("case") == "why-untraced" else each

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from gpurun.launcher.compare.label import variant_label
-from gpurun.launcher.compare.load_findings import cool_down, load_percent, throttled_in
+from gpurun.launcher.compare.load_findings import cool_down, less_load, load_percent, throttled_in
 from gpurun.launcher.compare.model import Difference, Gate, GateRow, VariantResult
 from gpurun.launcher.compare.ranking import Differences, differences_of, in_cpu_time, is_ranked
 from gpurun.launcher.compare.variant_causes import cause, why_slower
@@ -190,7 +190,7 @@ def gate_of_run(
     differences: Differences,
     results: Sequence[VariantResult],
     looks: Sequence[Look],
-    less_load: Finding,
+    cores: int | None,
 ) -> tuple[Gate, tuple[Finding, ...]] | None:
     """The result of a gate's run so far, and what it says; `None` for another run.
 
@@ -201,7 +201,7 @@ def gate_of_run(
         differences: of its variants.
         results: of all variants.
         looks: those taken so far.
-        less_load: what to do about other load.
+        cores: of the machine, as far as the run may use them; `None`: it isn't known.
     """
     gate = plan.gate
     if gate is None:
@@ -219,7 +219,7 @@ def gate_of_run(
     )
     lacks = {each.text: each for pair in pairs for each in pair.lacks(plan.budget_s or 0.0, looks)}
     load = load_percent(results) if gate.metric == "wall" else None  # CPU time has no waiting in it
-    less = () if load is None else (replace(less_load, weight=0.0),)
+    less = () if load is None else (replace(less_load(results, cores), weight=0.0),)
     slowest = max(found.of(SLOWER), key=lambda row: row.percent or 0.0, default=None)
     grown = () if slowest is None else _grown(slowest.label, by_id[slowest.a], by_id[slowest.b])
     said = gate_findings(found, (*lacks.values(), *less), load, grown)

@@ -9,7 +9,6 @@ from gpurun.launcher.compare.figures.size_curves import probe_summary
 from gpurun.launcher.compare.label import variant_label, varied_texts
 from gpurun.launcher.compare.load_findings import (
     cool_down,
-    less_load,
     load_percent,
     throttled_in,
     waiting_findings,
@@ -55,7 +54,7 @@ def conclude(
     standings: Standings | None,
     complete: bool = True,
     within: int = 0,
-    less: Finding | None = None,
+    cores: int | None = None,
 ) -> tuple[Finding, ...]:
     """Which variant is fastest, by how much and how surely; or why none is.
 
@@ -67,11 +66,10 @@ def conclude(
         standings: leader and rivals; `None` if nothing was measured, or variants do different work.
         complete: whether nothing is left to measure.
         within: the launches that verdicts are limited to; 0: they cover what other launches would show.
-        less: what to do about other load, where that is known.
+        cores: of the machine, as far as the run may use them; `None`: it isn't known.
     """
-    less = less or less_load(results, None)
     if not is_one_task(plan):
-        return (_separate_work(plan, results), *waiting_findings(results, less))
+        return (_separate_work(plan, results), *waiting_findings(results, cores))
     ran = [result for result in results if result.wall_s is not None]
     rival = _named_rival(standings, plan.baseline) if standings else None
     if standings is None and ran:
@@ -91,7 +89,7 @@ def conclude(
     else:
         named = [standings.leader, *([rival.result] if rival else [])]
         found = ranking_findings(standings, plan.baseline, within, load_percent(named))
-    return (*found, *waiting_findings(results, less, rival))
+    return (*found, *waiting_findings(results, cores, rival))
 
 
 def fitting_in(

@@ -87,19 +87,19 @@ def _free(cores: int, others: float) -> int:
 
 
 def waiting_findings(
-    results: Sequence[VariantResult], less: Finding, rival: Rival | None = None
+    results: Sequence[VariantResult], cores: int | None, rival: Rival | None = None
 ) -> tuple[Finding, ...]:
     """Other load: whether the verdict holds without it, and the next step; nothing where there was none.
 
     Args:
         results: of all variants.
-        less: what to do about other load.
+        cores: of the machine, as for `less_load`.
         rival: the variant whose difference the answer names.
     """
     found = interference_in(results)
     if not found:
         return ()
-    step = cool_down() if throttled_in(results) else less
+    step = cool_down() if throttled_in(results) else less_load(results, cores)
     load = finding("affected-by-load", num_more=len(found) - 1 or None, **found[0])
     if throttled_in(results) or rival is None or rival.behind.verdict not in ("slower", "faster"):
         return (load, step)
