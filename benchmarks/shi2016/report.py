@@ -89,7 +89,7 @@ def ours_of(comparison: Any) -> list[Ours]:
                 version=params.get("version"),
                 threads=None if _on_gpu(variant) else variant.threads * len(variant.devices) or None,
                 seconds_ci=_in_seconds(variant.step_ms.ci),
-                caveats=(*(reason(**load) for load in interference_in([variant])), *_unsteadiness(variant)),
+                caveats=tuple(_caveats(variant)),
             )
         )
     return found
@@ -99,7 +99,8 @@ def _in_seconds(ci_ms: Interval | None) -> Interval | None:
     return None if ci_ms is None else (ci_ms[0] / 1e3, ci_ms[1] / 1e3)
 
 
-def _unsteadiness(variant: Any) -> Iterator[str]:
+def _caveats(variant: Any) -> Iterator[str]:
+    yield from (reason(**load.figures) for load in interference_in([variant]))
     if variant.status == "unsteady":
         yield f"unsteady: {variant.reason}"
 

@@ -203,7 +203,7 @@ def _interference_marks(a: Comparison, b: Comparison) -> Iterator[str]:
     """Runs whose splits could not even be ranked: what else ran there is in their times."""
     for name, run in (("A", a), ("B", b)):
         if found := interference_in(run.variants):
-            yield reason("loaded", run=name, reason=reason(**found[0]))
+            yield reason("loaded", run=name, reason=reason(**found[0].figures))
 
 
 def gated(diff: Diff, a: Comparison, b: Comparison, percent: float) -> Diff:

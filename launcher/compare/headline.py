@@ -85,7 +85,7 @@ def conclude(
             found = (*found, to_do("not-measured", short if is_short else "ended"))
     elif (throttled := throttled_in(results)) and standings.rivals:
         first, *others = throttled
-        return (finding("not-ranked", num_more=len(others) or None, **first), cool_down())
+        return (finding("not-ranked", num_more=len(others) or None, **first.figures), cool_down())
     else:
         named = [standings.leader, *([rival.result] if rival else [])]
         found = ranking_findings(standings, plan.baseline, within, load_percent(named))

@@ -5,7 +5,7 @@ Next to it is what is known of the same machine without load, from the times les
 clocks change isn't known. Threads of one run that wait for each other are part of its step.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,14 +24,11 @@ from gpurun.launcher.trace.causes import to_do
 BLOCKS_TO_WARN = 3
 TIME_TO_WARN_S = 2.0
 """Fewer blocks of a rank, or less time, may be a short burst."""
-Load = Mapping[str, Any]
-"""The case of a reason why times depend on the machine, and its figures."""
 
 
-def interference_in(results: Sequence[VariantResult]) -> tuple[Load, ...]:
+def interference_in(results: Sequence[VariantResult]) -> tuple[Finding, ...]:
     """Other load during each variant that has times, for its worst rank; the worst variant first."""
-    ranked = [result for result in results if is_ranked(result)]
-    ranked.sort(key=lambda result: -_queue_percent(result))
+    ranked = sorted(filter(is_ranked, results), key=_queue_percent, reverse=True)
     return tuple(found[0] for result in ranked if (found := (*_queued_in(result), *throttled_in([result]))))
 
 
@@ -99,9 +96,10 @@ def waiting_findings(
     found = interference_in(results)
     if not found:
         return ()
-    step = cool_down() if throttled_in(results) else less_load(results, cores)
-    load = finding("affected-by-load", num_more=len(found) - 1 or None, **found[0])
-    if throttled_in(results) or rival is None or rival.behind.verdict not in ("slower", "faster"):
+    is_hot = bool(throttled_in(results))
+    step = cool_down() if is_hot else less_load(results, cores)
+    load = finding("affected-by-load", num_more=len(found) - 1 or None, **found[0].figures)
+    if is_hot or rival is None or rival.behind.verdict not in ("slower", "faster"):
         return (load, step)
     quiet = rival.behind.without_load or WithoutLoad()
     if quiet.holds == "no":
@@ -123,25 +121,26 @@ def _without_load(rival: Rival, quiet: WithoutLoad) -> Finding:
     )
 
 
-def _queued_in(result: VariantResult) -> tuple[Load, ...]:
+def _queued_in(result: VariantResult) -> tuple[Finding, ...]:
     """The rank that waited longest for cores, if any did."""
     percent = _queue_percent(result)
     if percent <= QUEUE_PERCENT:
         return ()
     rank = next(rank.rank for rank in result.ranks if rank.queue_percent == percent)
-    load = {"case": "queued", "rank": rank, "where": variant_label(result), "queued": queued_text(percent)}
-    return (load,)
+    where, queued = variant_label(result), queued_text(percent)
+    return (finding("affected-by-load", case="queued", rank=rank, where=where, queued=queued),)
 
 
-def throttled_in(results: Sequence[VariantResult]) -> tuple[Load, ...]:
+def throttled_in(results: Sequence[VariantResult]) -> tuple[Finding, ...]:
     """Which GPUs of variants that have times had low clocks, and why."""
     return tuple(
-        {
-            "case": "throttled-of",
-            "device": rank.device,
-            "where": variant_label(result),
-            "reason": rank.throttled,
-        }
+        finding(
+            "affected-by-load",
+            case="throttled-of",
+            device=rank.device,
+            where=variant_label(result),
+            reason=rank.throttled,
+        )
         for result in results
         if is_ranked(result)
         for rank in result.ranks

@@ -288,8 +288,8 @@ def test_what_holds_without_load(
 def test_a_share_just_above_the_limit_is_not_shown_as_the_limit(files: Any, wording: Wording) -> None:
     result = noisy(files, 30.0).variants[0]
     ranks = tuple(replace(rank, queue_percent=5.02) for rank in result.ranks)
-    (reason, _) = interference_in([replace(result, ranks=ranks)] * 2)
-    wording(reason["queued"])
+    (load, _) = interference_in([replace(result, ranks=ranks)] * 2)
+    wording(load.figures["queued"])
 
 
 def test_a_hot_gpu_leaves_nothing_ranked_and_says_what_to_do(files: Any, wording: Wording) -> None:
