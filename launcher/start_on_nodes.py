@@ -15,7 +15,7 @@ from gpurun.launcher.errors import GpurunError, MachineError, NodesEnded, NodesE
 from gpurun.launcher.machine.helper_process import temporary_directory
 from gpurun.launcher.machine.host import Machine, inspect_machine
 from gpurun.launcher.nodes.cluster_pool import ClusterPool
-from gpurun.launcher.nodes.follower import Follower, find_run
+from gpurun.launcher.nodes.follower import Follower, places_of
 from gpurun.launcher.nodes.join import Joined, joined
 from gpurun.launcher.nodes.messages import End, FindRooms, LogText, RoomsFound, Run
 from gpurun.launcher.nodes.node_link import LINGER_S, NodeLink
@@ -172,7 +172,7 @@ def with_nodes(ready: Prepared, machine: Machine, nodes: Sequence[Node]) -> Prep
         SpecError: their devices are not like those that it has begun with.
     """
     plan = replace(build_plan(ready.spec, machine, nodes), step_s=ready.plan.step_s)
-    if places(plan) != places(ready.plan):
+    if layout(plan) != layout(ready.plan):
         raise SpecError("the nodes don't have the devices that this run has begun with; start a new run")
     moved = [
         f"node {rank} is {now.host}; it was {before.host} before it was lost"
@@ -186,8 +186,8 @@ def with_nodes(ready: Prepared, machine: Machine, nodes: Sequence[Node]) -> Prep
     return replace(ready, plan=plan, resumed=None)
 
 
-def places(plan: Plan) -> object:
-    """The place of each rank of a plan, whichever machine it is on."""
+def layout(plan: Plan) -> object:
+    """The variants, and the devices and the node of each rank, whichever machine that node is."""
     ranks = [
         [(process.rank, process.devices, process.node) for process in launch.processes]
         for launch in plan.launches
@@ -256,7 +256,7 @@ class OtherNode:
         """
         run = self.await_run(here, progress.say)
         self.pools.keep_only([(env, "") for env in run.envs])
-        places = find_run(run, scratch, self.job.job_dir)
+        places = places_of(run, scratch, self.job.job_dir)
         relay = self.job.output.relay(progress.say, self.job.spec.logs.keep_bytes)
         follower = Follower(here.link, self.pools, places, progress.say, relay)
         follower.streams, follower.shown = self.job.output.streams.of, self.job.output.streams.shown

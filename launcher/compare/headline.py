@@ -263,7 +263,7 @@ def _clear_lead(standings: Standings, baseline: str, limits: Mapping[str, Any]) 
         answer = finding("baseline-fastest", leader.id, weight=1, **names, **behind)
         return (answer, *_why(runner_up.result, leader, 1.0))
     reference, difference = compared.result, opposite(compared.behind)
-    percent, ci = _mirrored(difference)
+    percent, ci = _saved(difference)
     by: dict[str, Any] = {"how": FASTER[_measure(leader, reference)], "by": format_percent(percent, ci)}
     figures = _shown(percent, ci, difference)
     if percent >= HALF and ci is not None:
@@ -384,7 +384,7 @@ def _why(slower: VariantResult, leader: VariantResult, weight: float | None = No
     return (cause(loss, slower, weight),) if loss else ()
 
 
-def _mirrored(difference: Difference) -> tuple[float, Interval | None]:
+def _saved(difference: Difference) -> tuple[float, Interval | None]:
     """Percent of time saved instead of added: `12 % faster` is −12 % of the baseline's step time."""
     ci = difference.ci
     return -(difference.percent or 0.0), None if ci is None else (-ci[1], -ci[0])

@@ -372,13 +372,13 @@ def opposite(difference: Difference) -> Difference:
     quiet = difference.without_load
     return replace(
         difference,
-        **_mirrored(difference),
+        **_inverted(difference),
         verdict=OPPOSITE.get(difference.verdict, difference.verdict),
-        without_load=quiet and replace(quiet, **_mirrored(quiet)),
+        without_load=quiet and replace(quiet, **_inverted(quiet)),
     )
 
 
-def _mirrored(found: Difference | WithoutLoad) -> dict[str, Any]:
+def _inverted(found: Difference | WithoutLoad) -> dict[str, Any]:
     percent, ci = found.percent, found.ci
     return {
         "percent": None if percent is None else _inverse(percent),

@@ -303,7 +303,7 @@ class Follower:
             continue  # node 0 is busy or the connection is slow; if node 0 were lost, this would raise
 
 
-def find_run(message: Run, scratch: Path, job_dir: Path) -> Places:
+def places_of(message: Run, scratch: Path, job_dir: Path) -> Places:
     """This node's directories; node 0's run directory is shared if the token that it wrote is visible."""
     theirs = Path(message.path)
     try:

@@ -50,7 +50,7 @@ from gpurun.launcher.plan.model import (
     device_of_node,
     devices_of_node,
     node_of_device,
-    places,
+    rank_places,
     ranks_there,
 )
 from gpurun.launcher.stats.schedule import MOST_REPETITIONS, ROUNDS, shuffled
@@ -329,7 +329,7 @@ def _of_workload(group: Group, machines: Sequence[MachineLike]) -> tuple[Process
     first, *others = strategy.devices_by_process(largest.devices)
     alone = (device for variant in group.variants if variant.world_size == 1 for device in variant.devices)
     owned = [tuple(dict.fromkeys((*first, *alone))), *others]
-    found = places([node_of_device(devices[0]) for devices in owned])
+    found = rank_places([node_of_device(devices[0]) for devices in owned])
     return tuple(
         Process(
             rank=place.rank,
@@ -383,7 +383,7 @@ def _program_processes(
 
     Of parts of GPUs each sees its own, as the first GPU: CUDA shows a process one part only.
     """
-    found = places([node_of_device(device) for device in variant.devices])
+    found = rank_places([node_of_device(device) for device in variant.devices])
     first = machines[0] if isinstance(machines[0], Node) else None  # a lone rank knows its interface itself
     shared = {
         place.node: {

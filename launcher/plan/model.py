@@ -99,7 +99,7 @@ class RankPlace:
         }
 
 
-def places(nodes: Sequence[int]) -> list[RankPlace]:
+def rank_places(nodes: Sequence[int]) -> list[RankPlace]:
     """The places of the ranks whose nodes are given, in their order."""
     return [
         RankPlace(rank, len(nodes), node, nodes[:rank].count(node), nodes.count(node))
