@@ -1,13 +1,11 @@
 """Run directory in, `Comparison` out. Works at any time, also on a run that is not finished."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gpurun.launcher.compare.figures.ranks import (
-    RankFigures,
-    Traced,
     TracedSteps,
     of_devices,
     of_timed,
@@ -15,15 +13,10 @@ from gpurun.launcher.compare.figures.ranks import (
     read_traced,
 )
 from gpurun.launcher.compare.figures.recorded import (
-    LEAST_AROUND,
-    LEAST_OTHER_WORK,
     MeasuredVariant,
-    gpu_names,
     has_cold_peak,
-    median_attempt,
     planned_launch,
     read_measured,
-    steps_of_launches,
     typical_ms,
 )
 from gpurun.launcher.compare.figures.searched import (
@@ -42,7 +35,6 @@ from gpurun.launcher.compare.figures.variant import (
 )
 from gpurun.launcher.compare.gate import UNDECIDED, gate_of_run, rows_of_gate, still_open
 from gpurun.launcher.compare.headline import conclude, fitting_in, is_one_task
-from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import (
     CONCLUSIONS,
     Comparison,
@@ -51,6 +43,7 @@ from gpurun.launcher.compare.model import (
     VariantResult,
 )
 from gpurun.launcher.compare.notes import (
+    around_notes,
     budget_notes,
     dangers,
     few_rounds_notes,
@@ -66,24 +59,22 @@ from gpurun.launcher.compare.notes import (
     quiet_notes,
     restart_notes,
     software_notes,
+    work_notes,
 )
 from gpurun.launcher.compare.ranking import (
     Differences,
     Standings,
     differences_of,
-    is_ranked,
     open_pairs,
     standings,
     with_lead,
 )
 from gpurun.launcher.findings.finding import Finding, finding, noticed, ranked, with_figures
 from gpurun.launcher.jobfile.values import MAX_TFLOPS
-from gpurun.launcher.machine.accelerators import peak_tflop_per_s
 from gpurun.launcher.plan.model import Node, Plan, refuse_unknown_names_in_job
 from gpurun.launcher.rundir.files import RunDir, not_as_written, too_large
 from gpurun.launcher.rundir.paths import num_bytes
 from gpurun.launcher.rundir.records import (
-    GRADIENT_DIFFERS,
     CodeVersion,
     Command,
     Event,
@@ -93,9 +84,8 @@ from gpurun.launcher.rundir.records import (
     Stall,
     TimeChange,
 )
-from gpurun.launcher.stats.core_waiting import QUEUE_PERCENT
 from gpurun.launcher.stats.estimates import ALPHA, is_spent
-from gpurun.launcher.units import listed, plural
+from gpurun.launcher.units import plural
 
 SCHEMA = 3
 MAX_MAPPING_BYTES = 1 << 22
@@ -116,6 +106,11 @@ class _Recorded:
     commands: Sequence[Command]
     restarts: Sequence[Restart]
 
+    @property
+    def cores(self) -> int | None:
+        """Cores of the machine, as far as the run may use them; `None`: it isn't known."""
+        return self.host.get("cpu_cores")
+
 
 def compare_run(run: RunDir) -> Comparison:
     """Everything that the run has found out so far.
@@ -124,20 +119,19 @@ def compare_run(run: RunDir) -> Comparison:
         MachineError: the plan can't be read: this is no run directory, or one that was never started.
     """
     recorded = _read(run)
-    differences = _differences(recorded)
-    results, of_variants = variant_results(
-        run, differences, recorded.host, _stated_peaks(recorded.job), recorded.plan.nodes
-    )
-    found, ranking = _compared(run, recorded, differences, results)
+    plan, differences = recorded.plan, _differences(recorded)
+    results, said = variant_results(run, differences, recorded.host, _stated_peaks(recorded.job), plan.nodes)
+    gated = gate_of_run(plan, differences, results, recorded.looks, recorded.cores)
+    if gated is not None:
+        rows = rows_of_gate(gated[0], results)
+        results = tuple(replace(result, vs_baseline=rows[result.id]) for result in results)
+    ranking = standings(results, differences) if is_one_task(plan) and gated is None else None
+    if ranking is None:
+        said = [(result, each) for result, each in said if each.figures.get("case") != "traced-far"]
+    found = _concluded(run, recorded, differences, with_lead(results, ranking), ranking, gated)
     took_s = launches_s(recorded.events, recorded.commands)
     findings = (*found.findings, *_notes(found, run, recorded, differences.within, took_s))
-    said = [
-        (variant, each)
-        for variant, its in zip(found.variants, of_variants, strict=True)
-        for each in its
-        if ranking is not None or each.figures.get("case") != "traced-far"
-    ]
-    findings = (*findings, *more_launches_note(findings, recorded.plan), *named_once(said, len(results)))
+    findings = (*findings, *more_launches_note(findings, plan), *named_once(said, len(results)))
     return replace(found, findings=ranked(findings), measured_s=round(sum(took_s.values()), 3))
 
 
@@ -179,20 +173,24 @@ def _read(run: RunDir) -> _Recorded:
     )
 
 
-def _compared(
-    run: RunDir, recorded: _Recorded, differences: Differences, results: tuple[VariantResult, ...]
-) -> tuple[Comparison, Standings | None]:
-    """The comparison without its notes, and the ranking; `None` where nothing is ranked."""
-    plan, cores = recorded.plan, recorded.host.get("cpu_cores")
-    gate, of_gate = gate_of_run(plan, differences, results, recorded.looks, cores) or (None, ())
-    if gate is not None:
-        rows = rows_of_gate(gate, results)
-        results = tuple(replace(result, vs_baseline=rows[result.id]) for result in results)
-    ranking = standings(results, differences) if is_one_task(plan) and gate is None else None
-    results = with_lead(results, ranking)
+def _concluded(
+    run: RunDir,
+    recorded: _Recorded,
+    differences: Differences,
+    results: tuple[VariantResult, ...],
+    ranking: Standings | None,
+    gated: tuple[Gate, tuple[Finding, ...]] | None,
+) -> Comparison:
+    """The comparison without its notes.
+
+    Args:
+        ranking: of the results; `None` where nothing is ranked.
+        gated: the result of a gate, and what it says; `None` of another run.
+    """
+    plan, (gate, of_gate) = recorded.plan, gated or (None, ())
     undecided = open_pairs(ranking, differences) if ranking else ()
     is_measured = _is_measured(recorded, gate, undecided)
-    answer = of_gate or conclude(plan, results, ranking, is_measured, differences.within, cores)
+    answer = of_gate or conclude(plan, results, ranking, is_measured, differences.within, recorded.cores)
     if not (recorded.job.get("profile") or {"steps": 1}).get("steps"):
         answer = tuple(
             with_figures(each, case="untraced") if each.figures.get("case") == "why-untraced" else each
@@ -208,7 +206,7 @@ def _compared(
             finding("plan-note", case="planned", note=search.summary.removesuffix(".")),
             *winner_findings(search, is_settled),
         ]
-    comparison = Comparison(
+    return Comparison(
         schema=SCHEMA,
         name=plan.name,
         job=recorded.job,
@@ -233,7 +231,6 @@ def _compared(
         gate=gate,
         conclusions=CONCLUSIONS,
     )
-    return comparison, ranking
 
 
 def _is_measured(recorded: _Recorded, gate: Gate | None, undecided: Sequence[OpenPair]) -> bool:
@@ -292,59 +289,6 @@ def _notes(
     )
 
 
-def work_notes(
-    results: Sequence[VariantResult], measured: Mapping[str, MeasuredVariant]
-) -> tuple[Finding, ...]:
-    """The note that steps of programs may do different work: no samples are known, and numbers differ."""
-    made = {
-        result.id: most_steps(measured[result.id])
-        for result in results
-        if is_ranked(result) and result.kind.runs_program and result.global_batch is None
-    }
-    known = [result for result in results if made.get(result.id)]
-    most, fewest = (pick(known, key=lambda each: made[each.id], default=None) for pick in (max, min))
-    if most is None or fewest is None or made[most.id] < (1 + LEAST_OTHER_WORK) * made[fewest.id]:
-        return ()
-    run_s, other_s = (None if measured[each.id].has_only_first else each.wall_s for each in (most, fewest))
-    found = noticed(
-        "other-work",
-        one=variant_label(most),
-        num_steps=made[most.id],
-        other=variant_label(fewest),
-        other_steps=made[fewest.id],
-        run_s=run_s,
-        other_s=other_s,
-    )
-    return (found,)
-
-
-def most_steps(measured: MeasuredVariant) -> int:
-    """The steps of a program's longest attempt that has ended; 0 if none has."""
-    nums = steps_of_launches(measured.steps)
-    return max((nums.get(name, 0) for name in measured.ended_s), default=0)
-
-
-def around_notes(measured: Iterable[MeasuredVariant]) -> list[Finding]:
-    """Where a program's time went, of the one longest outside of steps; nothing if that is little."""
-    medians = [(record, found) for record in measured if (found := median_attempt(record.around_s))]
-    record, found = max(medians, key=lambda each: each[1].outside, default=(None, None))
-    if record is None or found is None or found.outside < LEAST_AROUND * found.total:
-        return []
-    note = finding(
-        "time-spent",
-        case="program",
-        where=variant_label(record.variant),
-        num_programs=len(medians) if len(medians) > 1 else None,
-        num_attempts=len(record.around_s) if len(record.around_s) > 1 else None,
-        run_s=found.total,
-        before_s=found.before,
-        steps_s=found.steps,
-        num_steps=found.num_steps,
-        after_s=found.after,
-    )
-    return [note]
-
-
 def _differences(recorded: _Recorded) -> Differences:
     """How variants differ; in a gate from their own version before, not from one baseline."""
     plan, steps = recorded.plan, recorded.job.get("steps")
@@ -362,21 +306,19 @@ def variant_results(
     host: Mapping[str, Any],
     peaks: Mapping[str, float],
     nodes: Sequence[Node] = (),
-) -> tuple[tuple[VariantResult, ...], tuple[tuple[Finding, ...], ...]]:
-    """One entry per variant, in the order of the plan; and what was noticed about each."""
+) -> tuple[tuple[VariantResult, ...], list[tuple[VariantResult, Finding]]]:
+    """One entry per variant, in the order of the plan; and all that was noticed about each."""
     times, rows = step_times(differences), differences.vs_baseline()
-    results, of_variants = [], []
+    results, said = [], []
     for measured in differences.measured.values():
         variant = measured.variant
         traced = of_timed(of_devices(read_traced(run, variant.id), variant.devices), typical_ms(measured))
         ranks = rank_figures(run, measured, traced, nodes)
         steps = TracedSteps(len(traced.steps), traced.num_steps) if traced and traced.steps else None
         result = variant_result(measured, differences, times, rows[variant.id], host, peaks, ranks, steps)
-        step_ms = result.step_ms.estimate if result.step_ms else None
         results.append(result)
-        found = (*findings(measured, ranks, step_ms), *_without_peak(result, host))
-        of_variants.append(_noticed(measured, ranks, traced, found))
-    return tuple(results), tuple(of_variants)
+        said += [(result, each) for each in findings(measured, result, traced, host)]
+    return tuple(results), said
 
 
 def _stated_peaks(job: Mapping[str, Any]) -> dict[str, float]:
@@ -384,36 +326,6 @@ def _stated_peaks(job: Mapping[str, Any]) -> dict[str, float]:
     stated = job.get("peak_tflops")
     rates = stated.items() if isinstance(stated, Mapping) else ()
     return {name: rate for name, rate in rates if isinstance(rate, int | float) and 0 < rate <= MAX_TFLOPS}
-
-
-def _without_peak(result: VariantResult, host: Mapping[str, Any]) -> list[Finding]:
-    """A note that MFU is missing, for GPUs whose peak isn't known."""
-    names = {name for name in gpu_names(result.devices, host) if name}
-    if result.flop_per_s is None or result.mfu is not None or not names:
-        return []
-    unknown = sorted(name for name in names if not peak_tflop_per_s(name, result.precision or ""))
-    return [noticed("no-peak", gpus=listed(unknown), precision=result.precision)]
-
-
-def _noticed(
-    measured: MeasuredVariant, ranks: Sequence[RankFigures], traced: Traced | None, found: tuple[Finding, ...]
-) -> tuple[Finding, ...]:
-    """All that was noticed: by ranks, in traces, and in the figures."""
-    status = measured.status
-    unsteady = [finding("unsteady", of="", reason=status.reason)] if status.status == "unsteady" else []
-    is_affected = any((rank.queue_percent or 0.0) > QUEUE_PERCENT for rank in ranks)
-    trends = () if is_affected else measured.trends  # else load explains it
-    in_traces = traced.notes if traced else ()
-    warnings = measured.facts.warnings
-    is_normal = any("BatchNorm" in each for each in warnings)  # explains that the gradient isn't exact
-    by_ranks = [_of_rank(each) for each in warnings if not (is_normal and each.startswith(GRADIENT_DIFFERS))]
-    return (*unsteady, *by_ranks, *trends, *in_traces, *found)
-
-
-def _of_rank(warning: str) -> Finding:
-    """A warning that ranks have recorded."""
-    code = "gradient-not-exact" if warning.startswith(GRADIENT_DIFFERS) else "noticed"
-    return finding(code, of="", case="recorded" if code == "noticed" else None, found=warning)
 
 
 def is_complete(measured: MeasuredVariant, plan: Plan) -> bool:

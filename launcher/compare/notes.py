@@ -3,10 +3,15 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from gpurun.launcher.compare.figures.ranks import RankFigures, disagreement, slowest_rank
+from gpurun.launcher.compare.figures.ranks import RankFigures, Traced, disagreement, slowest_rank
 from gpurun.launcher.compare.figures.recorded import (
+    LEAST_AROUND,
+    LEAST_OTHER_WORK,
     MeasuredVariant,
+    gpu_names,
+    median_attempt,
     planned_launch,
     steps_of_launches,
 )
@@ -19,10 +24,12 @@ from gpurun.launcher.compare.variant_causes import is_far_from_timed
 from gpurun.launcher.findings.finding import Finding, finding, noticed
 from gpurun.launcher.findings.run_cases import ENDED, STOPPED, UNUSED_BUDGET
 from gpurun.launcher.grouping import grouped
+from gpurun.launcher.machine.accelerators import peak_tflop_per_s
 from gpurun.launcher.plan.estimate import more_launches
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import (
+    GRADIENT_DIFFERS,
     NO_GROUP,
     Command,
     Event,
@@ -34,6 +41,7 @@ from gpurun.launcher.rundir.records import (
     between_s,
     stages_s,
 )
+from gpurun.launcher.stats.core_waiting import QUEUE_PERCENT
 from gpurun.launcher.stats.estimates import MIN_LAUNCHES, next_look
 from gpurun.launcher.stats.schedule import MOST_BUDGET_S, MOST_REPETITIONS, too_long
 from gpurun.launcher.trace.causes import to_do
@@ -41,6 +49,7 @@ from gpurun.launcher.units import (
     first_of,
     format_gib,
     format_ms,
+    listed,
     plural,
     ranks_text,
     whole_parts,
@@ -247,6 +256,59 @@ def few_rounds_notes(comparison: Comparison, measured: Mapping[str, MeasuredVari
     )
 
 
+def work_notes(
+    results: Sequence[VariantResult], measured: Mapping[str, MeasuredVariant]
+) -> tuple[Finding, ...]:
+    """The note that steps of programs may do different work: no samples are known, and numbers differ."""
+    made = {
+        result.id: most_steps(measured[result.id])
+        for result in results
+        if is_ranked(result) and result.kind.runs_program and result.global_batch is None
+    }
+    known = [result for result in results if made.get(result.id)]
+    most, fewest = (pick(known, key=lambda each: made[each.id], default=None) for pick in (max, min))
+    if most is None or fewest is None or made[most.id] < (1 + LEAST_OTHER_WORK) * made[fewest.id]:
+        return ()
+    run_s, other_s = (None if measured[each.id].has_only_first else each.wall_s for each in (most, fewest))
+    found = noticed(
+        "other-work",
+        one=variant_label(most),
+        num_steps=made[most.id],
+        other=variant_label(fewest),
+        other_steps=made[fewest.id],
+        run_s=run_s,
+        other_s=other_s,
+    )
+    return (found,)
+
+
+def most_steps(measured: MeasuredVariant) -> int:
+    """The steps of a program's longest attempt that has ended; 0 if none has."""
+    nums = steps_of_launches(measured.steps)
+    return max((nums.get(name, 0) for name in measured.ended_s), default=0)
+
+
+def around_notes(measured: Iterable[MeasuredVariant]) -> list[Finding]:
+    """Where a program's time went, of the one longest outside of steps; nothing if that is little."""
+    medians = [(record, found) for record in measured if (found := median_attempt(record.around_s))]
+    record, found = max(medians, key=lambda each: each[1].outside, default=(None, None))
+    if record is None or found is None or found.outside < LEAST_AROUND * found.total:
+        return []
+    note = finding(
+        "time-spent",
+        case="program",
+        where=variant_label(record.variant),
+        num_programs=len(medians) if len(medians) > 1 else None,
+        num_attempts=len(record.around_s) if len(record.around_s) > 1 else None,
+        run_s=found.total,
+        before_s=found.before,
+        steps_s=found.steps,
+        num_steps=found.num_steps,
+        after_s=found.after,
+    )
+    return [note]
+
+
 def restart_notes(what: str, reasons: Sequence[str]) -> tuple[Finding, ...]:
     """The note that launches were started again, or made no step for a while, and why."""
     text = "; ".join(dict.fromkeys(reasons))
@@ -395,9 +457,38 @@ steps, and of rounds."""
 
 
 def findings(
-    measured: MeasuredVariant, ranks: tuple[RankFigures, ...], step_ms: float | None
+    measured: MeasuredVariant, result: VariantResult, traced: Traced | None, host: Mapping[str, Any]
 ) -> tuple[Finding, ...]:
-    """Findings about a variant, in addition to the warnings of its launches and traces."""
+    """All that was noticed about a variant: by ranks, in traces, and in the figures."""
+    status, warnings = measured.status, measured.facts.warnings
+    unsteady = [finding("unsteady", of="", reason=status.reason)] if status.status == "unsteady" else []
+    is_affected = any((rank.queue_percent or 0.0) > QUEUE_PERCENT for rank in result.ranks)
+    trends = () if is_affected else measured.trends  # else load explains it
+    is_normal = any("BatchNorm" in each for each in warnings)  # explains that the gradient isn't exact
+    by_ranks = [_of_rank(each) for each in warnings if not (is_normal and each.startswith(GRADIENT_DIFFERS))]
+    in_traces = traced.notes if traced else ()
+    in_figures = _in_figures(measured, result)
+    return (*unsteady, *by_ranks, *trends, *in_traces, *in_figures, *_without_peak(result, host))
+
+
+def _of_rank(warning: str) -> Finding:
+    """A warning that ranks have recorded."""
+    code = "gradient-not-exact" if warning.startswith(GRADIENT_DIFFERS) else "noticed"
+    return finding(code, of="", case="recorded" if code == "noticed" else None, found=warning)
+
+
+def _without_peak(result: VariantResult, host: Mapping[str, Any]) -> list[Finding]:
+    """A note that MFU is missing, for GPUs whose peak isn't known."""
+    names = {name for name in gpu_names(result.devices, host) if name}
+    if result.flop_per_s is None or result.mfu is not None or not names:
+        return []
+    unknown = sorted(name for name in names if not peak_tflop_per_s(name, result.precision or ""))
+    return [noticed("no-peak", gpus=listed(unknown), precision=result.precision)]
+
+
+def _in_figures(measured: MeasuredVariant, result: VariantResult) -> tuple[Finding, ...]:
+    """Findings from the figures of a variant."""
+    ranks, step_ms = result.ranks, result.step_ms.estimate if result.step_ms else None
     slowest, memory = slowest_rank(ranks), full_memory(ranks)
     if measured.finished and not measured.counts and measured.status.status != "ok":
         return memory  # the rest says nothing of why it failed

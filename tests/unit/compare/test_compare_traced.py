@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.launcher.compare.build import _stated_peaks, _without_peak
+from gpurun.launcher.compare.build import _stated_peaks
 from gpurun.launcher.compare.figures.ranks import (
     RankBreakdown,
     RankFigures,
@@ -18,6 +18,7 @@ from gpurun.launcher.compare.figures.ranks import (
     slowest_rank,
     with_breakdown,
 )
+from gpurun.launcher.compare.notes import _without_peak
 from gpurun.launcher.compare.variant_causes import largest_loss, losses
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.trace.model import Bubble, CpuFacts
