@@ -131,7 +131,7 @@ def compare_run(run: RunDir) -> Comparison:
     found = _concluded(run, recorded, differences, with_lead(results, ranking), ranking, gated)
     took_s = launches_s(recorded.events, recorded.commands)
     findings = (*found.findings, *_notes(found, run, recorded, differences.within, took_s))
-    findings = (*findings, *more_launches_note(findings, plan), *named_once(said, len(results)))
+    findings = (*findings, *more_launches_note(findings, plan, differences), *named_once(said, len(results)))
     return replace(found, findings=ranked(findings), measured_s=round(sum(took_s.values()), 3))
 
 

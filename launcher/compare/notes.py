@@ -19,7 +19,7 @@ from gpurun.launcher.compare.figures.variant import ablation_interval_ms, within
 from gpurun.launcher.compare.headline import replicas_on_host, short_reason
 from gpurun.launcher.compare.label import left_out_texts, variant_label
 from gpurun.launcher.compare.model import Comparison, OpenPair, VariantResult
-from gpurun.launcher.compare.ranking import is_ranked, pareto_front
+from gpurun.launcher.compare.ranking import Differences, is_ranked, pareto_front
 from gpurun.launcher.compare.variant_causes import is_far_from_timed
 from gpurun.launcher.findings.finding import Finding, finding, noticed
 from gpurun.launcher.findings.run_cases import ENDED, STOPPED, UNUSED_BUDGET
@@ -151,15 +151,15 @@ def _time_to_decide(
 UNDECIDED_CODES = ("not-distinguished", "fastest-on-average")
 
 
-def more_launches_note(findings: Sequence[Finding], plan: Plan) -> list[Finding]:
+def more_launches_note(findings: Sequence[Finding], plan: Plan, differences: Differences) -> list[Finding]:
     """The next step where the answer isn't sure and no finding says how long deciding takes."""
-    codes = {each.code for each in findings}
-    has_step = codes & {"more-launches", "measure-longer", "cannot-be-decided"}
-    if has_step or not codes.intersection(UNDECIDED_CODES):
+    by_code = {each.code: each for each in findings}
+    answer = next((by_code[code] for code in UNDECIDED_CODES if code in by_code), None)
+    if answer is None or by_code.keys() & {"more-launches", "measure-longer", "cannot-be-decided"}:
         return []
-    lacks_rounds = any(" round" in each.text for each in findings if each.code == "too-few")
+    few = by_code.get("too-few")
     units, setting = "launches", more_launches(plan.budget_s is not None)
-    if lacks_rounds and plan.budget_s is None:
+    if few and plan.budget_s is None and differences.is_over_rounds(few.about[0], answer.about[0]):
         units, setting = "rounds", "`steps: {rounds: 28}`"
     num_failed = sum(each.code == "variant-failed" for each in findings) or None
     return [finding("more-launches", weight=0.99, units=units, setting=setting, num_failed=num_failed)]

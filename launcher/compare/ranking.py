@@ -134,7 +134,7 @@ class Differences:
         """
         if found.verdict != "inconclusive":
             return found
-        if self.unit == "launch" or not self.share_launches(variant, other):
+        if not self.is_over_rounds(variant, other):
             seen = plural(len(self.family.differences(variant, other)), "launch")
             return found if ci else replace(found, why=_too_few(seen))
         if ci is not None:
@@ -173,7 +173,7 @@ class Differences:
 
     def pairs(self, variant: str, other: str) -> Sequence[float]:
         """ln(t / t of the other) of every pair that an interval is made of."""
-        if self.unit == "launch" or not self.share_launches(variant, other):
+        if not self.is_over_rounds(variant, other):
             return self.family.differences(variant, other)
         return list(self.paired_rounds(variant, other).values())
 
@@ -218,7 +218,7 @@ class Differences:
         """The interval over launches; over rounds if launches are too few and both ran in the same ones."""
         if self.unit == "launch":
             return partial(self.family.interval, variant, other)
-        rounds = self.pairs(variant, other) if self.share_launches(variant, other) else ()
+        rounds = self.pairs(variant, other) if self.is_over_rounds(variant, other) else ()
         return lambda alpha: wilcoxon_interval(rounds, alpha * self.share_of_level)
 
     def paired_rounds(self, variant: str, other: str) -> dict[RoundKey, float]:
@@ -229,9 +229,9 @@ class Differences:
         logs = (item for its in a.logs.values() for item in its.items())
         return {key: log - others[key] - offset for key, log in logs if key in others}
 
-    def share_launches(self, variant: str, other: str) -> bool:
-        """Whether they run in the same processes, so that their rounds are pairs."""
-        return self.measured[variant].group == self.measured[other].group
+    def is_over_rounds(self, variant: str, other: str) -> bool:
+        """Whether pairs of rounds are the evidence: launches are few, and both run in the same processes."""
+        return self.unit == "round" and self.measured[variant].group == self.measured[other].group
 
 
 def differences_of(
