@@ -135,9 +135,9 @@ def open_notes(
 def _time_to_decide(
     plan: Plan, leader: str, undecided: Sequence[OpenPair], launch_s: float, so_far: int
 ) -> Finding:
-    """How long deciding takes; of those that would take too long, that."""
+    """The minutes that deciding all of them takes; or, if some would take too long, which these are."""
     most = min(MOST_BUDGET_S / launch_s, MOST_REPETITIONS)
-    # None of those that there were has decided it.
+    # The launches so far have not decided it.
     needed = {pair.variant: max(next_look(so_far), pair.launches or math.inf) for pair in undecided}
     endless = [variant for variant, launches in needed.items() if launches > most]
     labels = [variant_label(plan.variant(variant)) for variant in endless or needed]

@@ -22,7 +22,7 @@ from gpurun.launcher.rundir.launch_writes import (
 from gpurun.launcher.rundir.paths import IMPROVEMENT, INVOCATION, LATEST, SELFTEST
 
 MAX_FILES = 50_000
-"""Those nearest to the top are looked at; and as many of those to which links lead."""
+"""Limit on the files of a directory, nearest to its top first, and on the files that links in it lead to."""
 _LEFT_OUT = frozenset({".git", "__pycache__", ".cache", ".triton", "node_modules"})
 _OF_A_RUN = (INVOCATION, IMPROVEMENT, SELFTEST)
 """A directory with one of these is a run or a search, or begins to be one."""
@@ -56,13 +56,13 @@ class JobFiles:
     own: Mapping[str, Stamp]
     """The files and links, by path."""
     linked: Mapping[str, Stamp]
-    """Those outside of it to which links in it lead."""
+    """The files outside of the directory to which links in it lead, by path."""
     refs: Mapping[str, str]
     """The commits of git's branches and tags, by name."""
 
 
 def files_of(directory: Path, search: Path) -> JobFiles:
-    """The files of a directory, and those to which links in it lead, at most `MAX_FILES` of each; git's refs.
+    """Files of a directory, files to which links in it lead, at most `MAX_FILES` of each; git's refs.
 
     Caches, virtual environments, what git keeps, and runs of gpurun are left out.
 

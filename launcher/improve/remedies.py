@@ -128,7 +128,7 @@ def _buckets_are_smaller(given: Mapping[str, str], around: Surroundings) -> bool
 
 
 def _may_be_fused(given: Mapping[str, str], around: Surroundings) -> bool:
-    """Not if it is, or if a workload's optimizer has no such option."""
+    """Whether the optimizer isn't fused yet; of a workload, also whether its optimizer has that option."""
     return given.get("fused") != "True" and ("optimizer" not in given or "fused" in given)
 
 

@@ -32,7 +32,8 @@ NEXT, NUM_NEXT, LARGEST = 1e-3, 5, 0.1
 GROWTH = 10.0
 """The largest difference of a later loss, as a multiple of the largest one before."""
 LEAST_SCALE = 1e-3
-"""Of the first loss: smaller losses are the squares of differences that are next to nothing."""
+"""Share of the first loss: the smallest loss that differences are relative to, since rounding is a large part
+of smaller ones."""
 SHARE_OF_TRIALS, SHARE_OF_AGAIN = 0.4, 0.2
 """The share of the budget, at the most, in which remedies are tried alone, and the best of them again."""
 MOST_TRIALS = 4
@@ -234,7 +235,7 @@ class RemedyTrials:
         return math.floor(min(most_s, max(spare_s, 3 * launch_s if is_first else 0.0)) / launch_s)
 
     def again(self, best: Sequence[Candidate], known: Sequence[RemedyResult]) -> tuple[list[Candidate], int]:
-        """Those of the best that can be tried again, and how often, so that all likely ones can be proven.
+        """The best remedies that can be tried again, and how often, so that the likely gains can be proven.
 
         Args:
             known: what trials have shown of each.
@@ -501,7 +502,7 @@ def best_of(to_try: Sequence[Candidate], tried: Mapping[str, RemedyResult]) -> l
 def open_for(
     rows: Iterable[Candidate], tried: Mapping[str, RemedyResult], why: str
 ) -> dict[str, RemedyResult]:
-    """Those of these remedies that are undecided, with the reason, besides what else is known of them."""
+    """Results of the undecided remedies in `rows` that may gain something, with `why` added to the reason."""
     known = ((row.code, tried[row.code]) for row in rows)
     return {
         code: replace(each, why="; ".join(filter(None, (each.why, why))))

@@ -19,7 +19,7 @@ from gpurun.launcher.units import GIB
 PACKAGES = ("torch", "numpy", "tensorboard", "nvidia-ml-py")
 """Distributions whose versions a result may depend on."""
 UTILISATION_S = 1.0
-"""Over how much at the most drivers average a GPU's utilisation.
+"""Seconds over which drivers average a GPU's utilisation, at most.
 
 Source: `nvmlDeviceGetUtilizationRates` of the NVML API reference.
 """

@@ -64,9 +64,9 @@ class Earlier:
 
     path: Path
     shared_percent: float | None
-    """Standard deviation of the difference of two variants over the launches that both are in."""
+    """Standard deviation of the difference of two variants between launches that run both."""
     apart_percent: float | None
-    """Over launches that each has of its own."""
+    """Standard deviation of that difference where each variant has launches of its own."""
     launch_s: float | None
     """The length of a launch after the first ones; `None` for another job's."""
 
@@ -117,7 +117,7 @@ def detectable(plan: Plan, spec: JobSpec, earlier: Earlier | None) -> Detectable
 
 
 def _groups_that_count(plan: Plan) -> set[str]:
-    """Not those of strategies that share their processes later: what these do alone isn't compared."""
+    """The groups whose launches are compared: all but those whose variants run together in a larger one."""
     members = {launch.group: {*launch.variants} for launch in plan.launches}
     return {
         group

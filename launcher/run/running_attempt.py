@@ -477,7 +477,7 @@ class RunningAttempt:
         return exits
 
     def have_ended_well(self, exits: Sequence[Exit]) -> bool:
-        """Whether all ranks have."""
+        """Whether every rank of the launch has exited with code 0."""
         return sum(exit_.returncode == 0 for exit_ in exits) == len(self.launch.processes)
 
     def pass_error_on(self, rank: int, code: int | None) -> None:

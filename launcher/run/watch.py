@@ -163,7 +163,7 @@ class Watch:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a rank has."""
+        """Whether a rank has exited with another code than 0."""
         return any(exit_.returncode != 0 for exit_ in self.exits)
 
     @property

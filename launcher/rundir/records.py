@@ -130,12 +130,12 @@ class CallSite:
     is_users: bool
     """Whether it is in a file of the user's; only such calls are changed."""
     library: str = ""
-    """Else the package that calls: `transformers`, or `torch`."""
+    """The package whose file it is in, where that isn't a user's: `transformers`, or `torch`."""
     given: Mapping[str, str] = field(default_factory=dict)
     """The arguments of the first call by name, as Python has them; of what isn't plain, the name of its
     class."""
     others: tuple[Mapping[str, str], ...] = ()
-    """Those of later calls, where they are other ones, at most `MAX_OTHERS`."""
+    """The arguments of later calls that differ from earlier ones, of at most `MAX_OTHERS` calls."""
     parameters: tuple[str, ...] = ()
     """Names of the arguments that are passed by position, at least of the first one."""
     applied: Mapping[str, bool | int | float | str] = field(default_factory=dict)
@@ -523,10 +523,10 @@ class DeviceFacts:
     gflop_per_s: Number
     """Float32 products of square matrices: the fastest of many blocks."""
     queue_share: Number
-    """The share of that time in which the rank was ready to run, but other processes had the cores."""
+    """Share of the products' time in which the rank was ready to run, but other processes had the cores."""
     power_w: Number | None = None
     energy_mj: Number | None = None
-    """Over that time."""
+    """Energy of the device during the products, in millijoules."""
     clock_mhz: Number | None = None
     throttled: str | None = None
     """Why the clock was low at work."""

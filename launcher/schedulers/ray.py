@@ -64,7 +64,7 @@ class Node:
 
 
 def exit_code(rank):
-    """That of the gpurun of a node; of a node that Ray has lost, gpurun's own for that."""
+    """Exit code of the gpurun on a node; where Ray has lost the node, gpurun's code for that."""
     try:
         return ray.get(started[rank])
     except RayActorError:

@@ -43,7 +43,7 @@ def improve_lines(found: Improvement, name: str, writes: bool = False) -> list[s
 
 
 def untried_line(why: str, remedies: Sequence[RemedyResult]) -> str:
-    """Those that were not tried for one reason."""
+    """The line with the remedies that were not tried for the same reason."""
     reason = f" ({cut(why, MAX_WHY)})" if why else " yet"
     return f"not tried{reason}: {', '.join(each.code for each in remedies)}"
 

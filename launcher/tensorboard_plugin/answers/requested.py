@@ -99,7 +99,7 @@ class Made:
 
 
 def of_index(traces: Traces, header: Header) -> Traces:
-    """Those that the index shows: of several captures one, whichever steps others have."""
+    """The trace files that the index shows: of a single capture, also where others have other steps."""
     shown = {Path(file).name for rank in header.ranks for file in rank.files}
     return replace(traces, files=tuple(file for file in traces.files if file.name in shown))
 

@@ -52,12 +52,12 @@ _WRITTEN_IN_C = (
 )  # fmt: skip
 """What in torch writes the file that its first argument names in C++, which no audit event shows."""
 _OF_OPEN_FILES = ("os.chmod", "os.chown", "os.utime", "os.setxattr", "os.removexattr")
-"""Those that may be given a descriptor, also of a file that is open for reading."""
+"""Events whose file may be named by a descriptor, also of a file that is open for reading."""
 _MUST_EXIST = ("os.remove", "os.rmdir", "shutil.rmtree", *_OF_OPEN_FILES)
 _MADE_AGAIN = ("/__pycache__/", "/torchinductor_", "/.triton/", "/.cache/")
-"""Parts of paths of what is made again where it is missing."""
+"""Parts of the paths of files that are made again where they are missing."""
 _READ_ONLY = re.compile(r"^file::memory:|[?&](?:mode=(?:ro|memory)|immutable=1)(?:&|$)")
-"""Of the names of SQLite's databases."""
+"""URIs of SQLite databases that are in memory, or only read."""
 READS = ("item", "tolist", "cpu", "__bool__", "__float__", "__int__")
 """Methods of a tensor that return what it holds, once its device has computed it."""
 _OWN = f"{os.path.dirname(os.path.dirname(__file__))}{os.sep}"

@@ -40,7 +40,7 @@ class WorkerStrategy(ABC):
     network: nn.Module
     """The network as the workload made it."""
     world_size = 1
-    """Over how many ranks gradients are averaged."""
+    """Ranks over which gradients are averaged."""
     compression = ""
     """How gradients are compressed on their way, so that they aren't exact; empty where they aren't."""
     first_passes = 0

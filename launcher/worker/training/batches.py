@@ -39,11 +39,11 @@ class MicroBatch:
     chunks: tuple[int, ...]
     """Samples per device of this process, in the order in which they lie; 0 for a device that has no more."""
     counts: tuple[int, ...]
-    """Over how many a mean loss on each chunk averages: its samples, or its valid targets."""
+    """Samples of each chunk, or its valid targets: what a mean loss on it is averaged over."""
 
     @property
     def count(self) -> int:
-        """Over how many a mean loss of this micro-batch averages."""
+        """Samples, or valid targets, that a mean loss of this micro-batch is averaged over."""
         return sum(self.counts)
 
 
@@ -325,7 +325,9 @@ def micro_batch(workload: Workload, inputs: Tree, targets: Tree, chunks: tuple[i
 
 
 def count_targets(workload: Workload, inputs: Tree, targets: Tree, num_samples: int) -> int:
-    """Over how many a mean loss on these samples averages; a model's own loss has its targets in the inputs.
+    """Samples, or valid targets, that a mean loss on these samples is averaged over.
+
+    A model that computes its own loss has the targets in its inputs.
 
     Raises:
         UserError: `count` raised, or gave no number.

@@ -121,7 +121,10 @@ def is_averaged_after(step: LoadedStep, number: int) -> bool:
 
 
 def total_count(strategy: WorkerStrategy, step: LoadedStep, sync: bool) -> int | Tensor:
-    """Over how many the step's loss averages; without `sync`, as if all ranks had as many as this one."""
+    """Samples, or valid targets, that the step's loss is averaged over.
+
+    Without `sync`, all ranks are taken to have as many as this rank.
+    """
     if step.total is not None:
         return step.total
     own = sum(micro.count for micro in step.micro_batches)
