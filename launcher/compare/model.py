@@ -35,7 +35,7 @@ class StepTime:
     """Milliseconds per optimizer step, with its 95 % interval, over launches where there are several.
 
     The baseline's: geometric mean over launches of a robust mean over rounds. Of the others: that, times the
-    ratio that they are compared by.
+    ratio that they are compared by. It is the estimate in `comparison.json`, not the `RoundTime`s behind it.
     """
 
     estimate: float = math.nan
@@ -118,7 +118,10 @@ class OpenPair:
 
 @dataclass(frozen=True)
 class VariantResult(Checked, Identity, Rates):
-    """One variant's figures and how it ended."""
+    """One variant's figures and how it ended.
+
+    It is a part of `comparison.json`, so it has none of the steps that a `MeasuredVariant` holds.
+    """
 
     status: Status
     reason: str | None

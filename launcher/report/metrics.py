@@ -71,7 +71,10 @@ class Metric:
 
 @dataclass(frozen=True)
 class Figure:
-    """A metric of one variant, as every report shows it."""
+    """A metric of one variant, as every report shows it.
+
+    It has the text beside the number of a `VariantResult`, so that all reports round alike.
+    """
 
     value: float
     """In the unit that the metric's key says."""

@@ -267,7 +267,10 @@ class StepsInMemory:
 
 @dataclass(frozen=True)
 class VariantSteps:
-    """The steps that were read of a variant."""
+    """The steps that were read of a variant.
+
+    Besides the `StepRecord`s it has what isn't readable, which decides whether the variant has failed.
+    """
 
     by_rank: dict[int, list[StepRecord]]
     """In the order in which they were written."""

@@ -318,7 +318,10 @@ class GpuLoad:
 
 
 class StepRecord(Struct, frozen=True, gc=False):
-    """One step on one rank; a line of `variants/ID/rankN.jsonl`. No dataclass, since a run has many."""
+    """One step on one rank; a line of `variants/ID/rankN.jsonl`. No dataclass, since a run has many.
+
+    It adds to a `StepTiming` where the step belongs and what else was measured: a report reads files alone.
+    """
 
     launch: str
     round: Count
@@ -414,7 +417,10 @@ class PointRecord:
 
 @dataclass(frozen=True)
 class RoundTime:
-    """Mean step of a variant in a round: of the rank that is slowest in it, of a program in the launch."""
+    """Mean step of a variant in a round: of the rank that is slowest in it, of a program in the launch.
+
+    Over ranks and the steps of a round, unlike a `StepRecord`: rounds are what variants are compared in.
+    """
 
     launch: str
     round: int

@@ -376,7 +376,10 @@ Logs = Mapping[int, Mapping[RoundKey, float]]
 
 @dataclass(frozen=True)
 class MeasuredVariant:
-    """A planned variant with everything that was measured of it so far."""
+    """A planned variant with everything that was measured of it so far.
+
+    It holds the records of the variant's files, which a `VariantResult` sums up in figures.
+    """
 
     variant: Variant
     group: str

@@ -16,7 +16,10 @@ STEP_END = ""
 
 @dataclass(frozen=True)
 class StepTiming:
-    """One step, from the end of the step before it (or the block's start) to its own end, in nanoseconds."""
+    """One step, from the end of the step before it (or the block's start) to its own end, in nanoseconds.
+
+    Not a `StepRecord`: a clock doesn't know which round and launch the step belongs to.
+    """
 
     step_ns: int
     phases_ns: dict[str, int]
