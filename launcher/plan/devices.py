@@ -9,7 +9,7 @@ from gpurun.launcher.grouping import grouped
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.jobfile.values import AUTO, ONE_KIND, devices_on, mixed_kinds
 from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, Accelerator, accelerator_of, gpu_kinds
-from gpurun.launcher.machine.gpus.gpu import Gpu
+from gpurun.launcher.machine.gpus.gpu import GpuProperties
 from gpurun.launcher.machine.host import Machine
 from gpurun.launcher.machine.process_tree import free_cores
 from gpurun.launcher.plan.model import Node, NodeGpu, Variant, devices_of_node, node_of_device
@@ -153,17 +153,17 @@ def gpu_index(name: str) -> int:
     return int(name.partition("@")[0].partition(":")[2])
 
 
-def gpus_of(kind: Accelerator, machine: MachineLike) -> list[Gpu | NodeGpu]:
+def gpus_of(kind: Accelerator, machine: MachineLike) -> list[GpuProperties]:
     """The machine's GPUs of one kind, in the order in which a job file counts them."""
     return [gpu for gpu in machine.gpus if gpu.kind == kind.name]
 
 
-def gpu_of(device: str, machine: MachineLike) -> Gpu | NodeGpu:
+def gpu_of(device: str, machine: MachineLike) -> GpuProperties:
     """The GPU that `cuda:i` (`cuda:i@node`) names."""
     return gpus_of(accelerator_of(device), machine)[gpu_index(device)]
 
 
-def _named_gpus(machine: MachineLike) -> list[tuple[str, Gpu | NodeGpu]]:
+def _named_gpus(machine: MachineLike) -> list[tuple[str, GpuProperties]]:
     """All GPUs, each with its name in a job file."""
     return [
         (kind.device(index), gpu) for kind in gpu_kinds() for index, gpu in enumerate(gpus_of(kind, machine))

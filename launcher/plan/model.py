@@ -17,6 +17,7 @@ from gpurun.launcher.jobfile.settings import SETTINGS, TASK_SETTINGS, Settings, 
 from gpurun.launcher.jobfile.values import with_options
 from gpurun.launcher.machine import LOOPBACK
 from gpurun.launcher.machine.accelerators import CUDA, accelerator_of
+from gpurun.launcher.machine.gpus.gpu import GpuProperties
 from gpurun.launcher.machine.host import Topology
 from gpurun.launcher.strategies import STRATEGIES, strategy_named
 from gpurun.launcher.units import format_count, refuse_no_time
@@ -28,17 +29,12 @@ _ELASTIC = ("TORCHELASTIC_", "ROLE_NAME")
 
 
 @dataclass(frozen=True)
-class NodeGpu:
+class NodeGpu(GpuProperties):
     """A GPU of a node."""
 
-    uuid: str
-    name: str
-    busy_with: str | None = None
-    numa_node: int | None = None
     kind: str = CUDA.name
-    bus: str = ""
-    capability: tuple[int, int] | None = None
-    unusable: str | None = None
+    """Absent in plans of older runs."""
+    busy_with: str | None = None
 
 
 @dataclass(frozen=True)

@@ -93,12 +93,6 @@ def gpu(index: int, model: DeviceModel) -> Gpu:
         used_gib=0.0,
         utilisation_percent=0,
         processes=(),
-        peer_links={},
-        sm_clock_mhz=None,
-        max_sm_clock_mhz=None,
-        power_w=None,
-        power_limit_w=None,
-        temperature_c=None,
     )
 
 

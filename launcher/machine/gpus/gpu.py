@@ -6,8 +6,9 @@ those precisions: `fp32` on NVIDIA's GPUs without tensor cores, on AMD's with ma
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 BUSY_GIB = 1.0
 """A process that holds less on a GPU is a monitor or an idle server."""
@@ -28,42 +29,52 @@ class GpuProcess:
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """A GPU that this process may use. What the driver doesn't report is `None`."""
+class GpuProperties(ABC):
+    """The properties of a GPU that planning needs, of this machine or of another node."""
 
-    index: int
-    """Counts the devices of its kind that this process may use: `cuda:INDEX` of a job file."""
     uuid: str
     """Names the same device in any order and container."""
     name: str
-    memory_gib: float | None
-    used_gib: float | None
-    utilisation_percent: int | None
-    processes: tuple[GpuProcess, ...] | None
-    """`None` where the driver doesn't list them."""
-    peer_links: Mapping[int, str]
-    """Index of another GPU → `NVLink 18x`, `NVLink` where links aren't counted, or the way over PCIe."""
-    sm_clock_mhz: int | None
-    max_sm_clock_mhz: int | None
-    power_w: float | None
-    power_limit_w: float | None
-    temperature_c: int | None
-    bus: str = ""
-    """PCI address, `0000:1b:00.0`; of a MIG instance that of its GPU."""
     numa_node: int | None = None
     """The node that it is attached to; `None` where there is one only, or it isn't known."""
     kind: str = ""
     """Name of its row in `accelerators.ACCELERATORS`."""
+    bus: str = ""
+    """PCI address, `0000:1b:00.0`; of a MIG instance that of its GPU."""
     capability: tuple[int, int] | None = None
     """CUDA's compute capability, `(9, 0)`."""
-    persistence: bool | None = None
-    """Whether NVIDIA's driver keeps it initialised while no process uses it."""
     unusable: str | None = None
     """Why the installed torch can't use it, and what to do about it."""
 
     @property
+    @abstractmethod
     def busy_with(self) -> str | None:
         """The work of other processes on it, if it is enough to affect measurements; `None`: it is free."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu(GpuProperties):
+    """A GPU that this process may use. What the driver doesn't report is `None`."""
+
+    index: int
+    """Counts the devices of its kind that this process may use: `cuda:INDEX` of a job file."""
+    memory_gib: float | None = None
+    used_gib: float | None = None
+    utilisation_percent: int | None = None
+    processes: tuple[GpuProcess, ...] | None = None
+    """`None` where the driver doesn't list them."""
+    peer_links: Mapping[int, str] = field(default_factory=dict)
+    """Index of another GPU → `NVLink 18x`, `NVLink` where links aren't counted, or the way over PCIe."""
+    sm_clock_mhz: int | None = None
+    max_sm_clock_mhz: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    temperature_c: int | None = None
+    persistence: bool | None = None
+    """Whether NVIDIA's driver keeps it initialised while no process uses it."""
+
+    @property
+    def busy_with(self) -> str | None:
         users = [process for process in self.processes or () if (process.used_gib or 0.0) >= BUSY_GIB]
         if users:
             names = ", ".join(f"{process.name or 'process'} ({process.pid})" for process in users)

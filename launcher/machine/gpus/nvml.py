@@ -144,7 +144,7 @@ def _gpus_of_module(visible: str | None, root: Path) -> tuple[Gpu, ...]:
         if facts.get("GPU UUID", "").startswith("GPU-") and device.exists():
             found.append((facts["GPU UUID"], facts.get("Model", "NVIDIA GPU"), file.parent.name.lower()))
     return tuple(
-        Gpu(index, uuid, name, None, None, None, None, {}, None, None, None, None, None, bus=bus)
+        Gpu(uuid, name, index=index, bus=bus)
         for index, (uuid, name, bus) in enumerate(
             found[position] for position in chosen(visible, [uuid for uuid, _, _ in found])
         )

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from textwrap import dedent
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import pytest
@@ -343,11 +343,7 @@ RANK, OTHER, OUTSIDE = (GpuProcess(pid, name, 1.0) for pid, name in ((7, "p"), (
 
 
 def gpu(percent: int | None, *users: GpuProcess) -> Gpu:
-    unknown: Any = dict.fromkeys(
-        ("memory_gib", "used_gib", "sm_clock_mhz", "max_sm_clock_mhz", "power_w", "power_limit_w",
-         "temperature_c")
-    )  # fmt: skip
-    return Gpu(0, "GPU-a", "x", utilisation_percent=percent, processes=users, peer_links={}, **unknown)
+    return Gpu("GPU-a", "x", index=0, utilisation_percent=percent, processes=users)
 
 
 @pytest.mark.parametrize(
