@@ -55,13 +55,13 @@ class Ddp(ProcessPerDevice):
         device: torch.device,
         rank: int,
         find_unused: bool,
-        skippable: bool = False,
+        skippable: bool,
         *,
-        bucket_mb: int = TORCHS_BUCKETS_MB[1],
-        first_bucket_mb: int | None = None,
-        gradient_as_bucket_view: bool = False,
-        static_graph: bool = False,
-        comm_hook: str = "none",
+        bucket_mb: int,
+        first_bucket_mb: int | None,
+        gradient_as_bucket_view: bool,
+        static_graph: bool,
+        comm_hook: str,
     ) -> None:
         """Broadcasts rank 0's weights.
 
@@ -72,7 +72,7 @@ class Ddp(ProcessPerDevice):
             find_unused: some parameters get no gradient; finding out which costs a walk through the graph.
             skippable: a split may leave a rank without samples.
             bucket_mb: MiB of gradients that are averaged in one all-reduce.
-            first_bucket_mb: MiB of those that are averaged first; by default what torch takes.
+            first_bucket_mb: MiB of those that are averaged first; `None`: torch's own choice.
             gradient_as_bucket_view: gradients are views into the buckets, not copied from them.
             static_graph: the graph is the same in every step.
             comm_hook: how gradients are compressed.

@@ -58,7 +58,7 @@ class Fsdp(ProcessPerDevice):
 
     def __init__(
         self, model: nn.Module, device: torch.device, rank: int, precision: Precision, hints: Hints,
-        *, keeps_plan: bool = True, reshard: bool = True,
+        *, keeps_plan: bool, reshard: bool,
     ) -> None:  # fmt: skip
         """Keeps this rank's part of rank 0's weights.
 
@@ -193,7 +193,7 @@ class Fsdp(ProcessPerDevice):
 class Hsdp(Fsdp):
     """Parameters are divided within a group of ranks, and gradients averaged over all groups, too (HSDP)."""
 
-    def __init__(self, *args: Any, shard_size: int = 2, **options: Any) -> None:
+    def __init__(self, *args: Any, shard_size: int, **options: Any) -> None:
         """`shard_size`: ranks of each group, in their order; the others as for `Fsdp`."""
         self.shard_size = shard_size
         super().__init__(*args, **options)

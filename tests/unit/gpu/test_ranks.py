@@ -354,15 +354,21 @@ def test_cudnn_searches_only_where_the_job_says_so(
     assert torch.backends.cudnn.benchmark is searches
 
 
+def ddp_of(key: str) -> Ddp:
+    """Rank 0's replica in a job with that key."""
+    _, configs = planned(spec_of(f"devices: cpu:2\nstrategy: ddp\n{key}"), FakeMachine(8))
+    return Ddp.of(nn.Linear(1, 1), configs[0], 0, base.Hints())
+
+
 def test_ddps_options_are_torchs_unless_the_job_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     own = inspect.signature(DistributedDataParallel).parameters
     given: dict[str, Any] = {}
     monkeypatch.setattr(ddp, "DistributedDataParallel", lambda model, **options: given.update(options))
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    ddp.Ddp(nn.Linear(1, 1), torch.device("cpu"), 0, find_unused=False)
+    ddp_of("")
     ours = {name: value for name, value in given.items() if own[name].default != value}
     assert ours == {}
-    ddp.Ddp(nn.Linear(1, 1), torch.device("cpu"), 0, find_unused=False, gradient_as_bucket_view=True)
+    ddp_of("gradient_as_bucket_view: true\n")
     assert given["gradient_as_bucket_view"] is True
 
 
