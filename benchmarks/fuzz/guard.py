@@ -50,7 +50,7 @@ class Outside(BaseException):
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailedInput:
     """An input that failed."""
 
     number: int
@@ -61,7 +61,7 @@ class Failure:
 class Outcome:
     """What a block of inputs came to."""
 
-    failures: tuple[Failure, ...]
+    failures: tuple[FailedInput, ...]
     slowest_s: float
     peak_bytes: int
 
@@ -198,7 +198,7 @@ def try_block(case: Case, numbers: Sequence[int]) -> Outcome:
     for number in numbers:
         started_s = _core_s()
         if why := try_one(case, number):
-            failures.append(Failure(number, why))
+            failures.append(FailedInput(number, why))
         slowest_s = max(slowest_s, _core_s() - started_s)
     return Outcome(tuple(failures), slowest_s, _memory_bytes("VmHWM") - _guard.resident_bytes)
 
@@ -235,9 +235,9 @@ def try_one(case: Case, number: int) -> str:
     return "; ".join(_guard.seen)  # where the exception was swallowed
 
 
-def _listed(failures: Sequence[Failure]) -> str:
+def _listed(failures: Sequence[FailedInput]) -> str:
     """Failures of different kinds, by where they were raised, and how many others there are."""
-    kinds: dict[tuple[str, ...], Failure] = {}
+    kinds: dict[tuple[str, ...], FailedInput] = {}
     for failure in failures:
         kinds.setdefault(tuple(failure.why.strip().splitlines()[-4:-1]), failure)
     chosen = list(kinds.values())[:SHOWN]

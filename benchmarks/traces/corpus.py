@@ -29,7 +29,7 @@ Figures = dict[str, int]
 
 
 @dataclass(frozen=True)
-class Source:
+class TraceOrigin:
     """Where a trace is from."""
 
     repository: str
@@ -59,11 +59,11 @@ def main(words: Sequence[str]) -> None:
     record("Public traces", text + table(["repository", "commit", "path", "SHA-256", "outcome"], rows), facts)
 
 
-def _source(path: Path) -> Source:
+def _source(path: Path) -> TraceOrigin:
     if len(path.parts) < 4:
         raise SystemExit(f"{path}: not below OWNER/REPOSITORY/COMMIT/")
     owner, name, commit, *rest = path.parts
-    return Source(f"{owner}/{name}", commit, "/".join(rest))
+    return TraceOrigin(f"{owner}/{name}", commit, "/".join(rest))
 
 
 def _outcome(path: Path) -> str:

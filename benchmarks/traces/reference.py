@@ -30,7 +30,7 @@ WIDE = Context(prec=400)  # enough digits for every number up to MAX_EXPONENT
 Interval = tuple[int, int]
 
 
-class Event(NamedTuple):
+class CountedEvent(NamedTuple):
     """One counted X event; start and end in ns."""
 
     name: str
@@ -65,7 +65,7 @@ def totals(path: Path) -> Totals:
     events = [event for raw in load_events(path) if (event := read_event(raw)) is not None]
     work = [event for event in events if event.cat in GPU_CATS]
     by_device = group_by_device(work)
-    busiest: list[Event] = []
+    busiest: list[CountedEvent] = []
     if by_device:
         busiest = by_device[min(by_device, key=lambda name: (-busy_sum(by_device[name]), name))]
 
@@ -120,8 +120,8 @@ def load_events(path: Path) -> list[Any]:
     return document
 
 
-def read_event(raw: Any) -> Event | None:
-    """Turn a raw event into an Event; None if it does not count."""
+def read_event(raw: Any) -> CountedEvent | None:
+    """Turn a raw event into a CountedEvent; None if it does not count."""
     if not isinstance(raw, dict) or raw.get("ph") != "X" or not isinstance(raw.get("name"), str):
         return None
     start = to_number(raw.get("ts"))
@@ -134,7 +134,7 @@ def read_event(raw: Any) -> Event | None:
         args = {}
     device = args.get("device")
     start_ns = to_ns(start)
-    return Event(
+    return CountedEvent(
         name=raw["name"],
         cat=cat if isinstance(cat, str) else "",
         start=start_ns,
@@ -169,11 +169,11 @@ def to_ns(microseconds: Decimal) -> int:
     return round(microseconds.scaleb(3, WIDE))
 
 
-def group_by_device(work: list[Event]) -> dict[str, list[Event]]:
+def group_by_device(work: list[CountedEvent]) -> dict[str, list[CountedEvent]]:
     """Group GPU work by device: the stated one, else the only one stated by others, else the pid."""
     stated = {event.device for event in work if event.device is not None}
     only = next(iter(stated)) if len(stated) == 1 else None
-    groups: defaultdict[str, list[Event]] = defaultdict(list)
+    groups: defaultdict[str, list[CountedEvent]] = defaultdict(list)
     for event in work:
         if event.device is not None:
             groups[event.device].append(event)
@@ -182,7 +182,7 @@ def group_by_device(work: list[Event]) -> dict[str, list[Event]]:
     return dict(groups)
 
 
-def busy_sum(work: list[Event]) -> int:
+def busy_sum(work: list[CountedEvent]) -> int:
     """Return the sum of durations."""
     return sum(event.end - event.start for event in work)
 
@@ -201,10 +201,10 @@ def union_length(intervals: Iterable[Interval]) -> int:
     return length
 
 
-def operator_totals(events: list[Event]) -> dict[str, list[int]]:
+def operator_totals(events: list[CountedEvent]) -> dict[str, list[int]]:
     """Return count and self time in ns of each operator name, in the order of the file."""
     result: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
-    threads: defaultdict[tuple[str, str], list[Event]] = defaultdict(list)
+    threads: defaultdict[tuple[str, str], list[CountedEvent]] = defaultdict(list)
     for event in events:
         if event.cat in OPERATOR_CATS and not event.name.startswith(STEP_PREFIX):
             threads[event.pid, event.tid].append(event)
@@ -213,7 +213,7 @@ def operator_totals(events: list[Event]) -> dict[str, list[int]]:
     for thread in threads.values():
         # An outer operator comes before its inner ones; the stable sort keeps the order of equals.
         thread.sort(key=lambda event: (event.start, -event.end))
-        running: list[Event] = []
+        running: list[CountedEvent] = []
         for event in thread:
             running = [other for other in running if other.end >= event.start]
             parent = next((other for other in reversed(running) if other.end >= event.end), None)

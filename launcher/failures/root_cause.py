@@ -14,7 +14,7 @@ from typing import Literal
 from gpurun.launcher.errors import TRACEBACK, ParamsError
 from gpurun.launcher.inspect.snapshot import MISMATCHED
 from gpurun.launcher.inspect.stacks import Fatal, fatal_error, is_users
-from gpurun.launcher.logs.lines import Noise
+from gpurun.launcher.logs.lines import NeedlessLines
 from gpurun.launcher.machine.resource_limits import oom_killed, remedy
 from gpurun.launcher.processes.protocol import Exit
 from gpurun.launcher.rundir.records import FailureRecord
@@ -297,8 +297,8 @@ def what_to_do(failure: Failure, log: str) -> str | None:
 def last_lines(log: str, failure: Failure, num_lines: int = NUM_LINES) -> list[str]:
     """The end of a log as far as it says more than the failure; empty where it doesn't."""
     said = _without(log, failure.traceback, failure.message).rstrip().splitlines()
-    noise = Noise()
-    said = [line for line in said if not noise.has(line)][-num_lines:] if num_lines else []
+    needless = NeedlessLines()
+    said = [line for line in said if not needless.has(line)][-num_lines:] if num_lines else []
     return said if any(line.strip() for line in said) else []
 
 

@@ -12,7 +12,7 @@ MAX_LINE_BYTES = 1 << 14
 """A longer line is cut into several, to bound the memory that endless output needs."""
 
 _PROFILER = r"USDT:[-\d]+ [:\d]+ \d+:\d+ [\w.]+:\d+\] "
-_NOISE = re.compile(
+_NEEDLESS = re.compile(
     rf"{_PROFILER}|ERROR:[-\d]+ [:\d]+ \d+:\d+ DeviceProperties\.cpp:\d+\] "
     r"gpuGetDeviceCount failed with code (?:35|100)\s*$"
 )
@@ -52,12 +52,12 @@ def has_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:
 
 
 class LineReader:
-    """Cuts a stream into lines, however it is divided into portions; leaves out what is noise."""
+    """Cuts a stream into lines, however it is divided into portions; leaves out needless ones."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._redrawn = False
-        self._noise = Noise()
+        self._needless = NeedlessLines()
 
     def feed(self, portion: bytes) -> list[str]:
         """The lines that this portion completes."""
@@ -88,7 +88,7 @@ class LineReader:
         return self._said([self._line(rest)] if rest.strip() else [])
 
     def _said(self, lines: list[str]) -> list[str]:
-        return [line for line in lines if not self._noise.has(line)]
+        return [line for line in lines if not self._needless.has(line)]
 
     def _line(self, line: bytes) -> str:
         return clean(_last_state(line).rstrip(b"\r").decode("utf-8", "replace"))
@@ -106,7 +106,7 @@ def clean(text: str) -> str:
     return _CONTROL.sub("", text)
 
 
-class Noise:
+class NeedlessLines:
     """Finds the lines of a stream that say nothing about the program; only the log file has them."""
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class Noise:
         """Whether torch wrote the next line without need."""
         goes_on = self._is_interrupted and _ADDRESSES.match(line)
         self._is_interrupted = bool(goes_on or _INTERRUPTED.match(line))
-        return self._is_interrupted or _NOISE.match(line) is not None
+        return self._is_interrupted or _NEEDLESS.match(line) is not None
 
     def without(self, text: bytes) -> bytes:
         """The next bytes without such lines; all others as they are."""

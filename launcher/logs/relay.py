@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gpurun.launcher.errors import MachineError, SpecError, unreadable
-from gpurun.launcher.logs.lines import MAX_LINE_BYTES, LineReader, Noise, prefixed
+from gpurun.launcher.logs.lines import MAX_LINE_BYTES, LineReader, NeedlessLines, prefixed
 from gpurun.launcher.rundir.claim import live_claim
 from gpurun.launcher.rundir.files import RunDir, open_regular
 from gpurun.launcher.rundir.paths import num_bytes, older_part, rank_files
@@ -44,10 +44,10 @@ class LogTail:
     within: Sequence[Path] = ()
     """The directories that the log has to be in; see `RunDir`."""
     fd: int | None = None
-    """The descriptor that gets its bytes as they are, but for what is noise; `None`: its lines are shown."""
+    """The descriptor that gets its bytes as they are, but for needless lines; `None`: its lines are shown."""
     beginning: str = ""
     """The text before each line, where the command replaces torchrun."""
-    noise: Noise = field(default_factory=Noise)
+    needless: NeedlessLines = field(default_factory=NeedlessLines)
     """Finds the lines that aren't passed on."""
     rest: bytes = b""
     """The beginning of a line that hasn't been passed on yet."""
@@ -245,7 +245,7 @@ def _catch_up(tails: Iterable[LogTail]) -> None:
 
 def _write(tail: LogTail, portion: bytes) -> None:
     """Passes on a portion; nothing more once its reader is gone."""
-    left = tail.noise.without(portion)
+    left = tail.needless.without(portion)
     if left and tail.beginning:
         is_within, tail.is_within = tail.is_within, not left.endswith((b"\n", b"\r"))
         lines = b"".join(tail.beginning.encode() + line for line in left.splitlines(keepends=True))

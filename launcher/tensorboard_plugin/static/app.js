@@ -32,7 +32,7 @@ const RUNNING_MS = 4000;
 
 /** Builds the page in `root` and keeps it up to date. */
 export class App {
-  /** @param {HTMLElement} root @param {Source} source @param {State} [state] */
+  /** @param {HTMLElement} root @param {AnswerSource} source @param {State} [state] */
   constructor(root, source, state = new State()) {
     this.root = root;
     this.source = source;

@@ -784,7 +784,7 @@ interface Asked {
 }
 
 /** Where answers come from: the server, or the report as a file. */
-interface Source {
+interface AnswerSource {
   /** Whether a server is there, that can be asked again. */
   live: boolean;
   /** The views that it has answers for; all if absent. */
@@ -879,7 +879,7 @@ type Options = (readonly [value: string, text: string])[];
 type PhaseName = 'compute' | 'transfer' | 'wait' | 'copy' | 'input' | 'other_steps' | 'idle';
 /** The parts of a timed step, where there is no trace. */
 type TimedPhase = 'input' | 'h2d' | 'forward' | 'backward' | 'optimizer' | 'between_phases';
-interface Part {
+interface PhaseTime {
   name: PhaseName | TimedPhase;
   ms: number;
 }
@@ -998,7 +998,7 @@ interface IndexedWindow {
 }
 
 /** What is asked of `timeline/event`. */
-type Wanted = { id: number | string } | { collective: number; rank: number };
+type EventRequest = { id: number | string } | { collective: number; rank: number };
 
 /** What a pointer holds in the overview: the window or one of its ends. */
 interface Grip {
@@ -1063,7 +1063,7 @@ interface Block {
 type Under = { isLabel: true; lane: PlacedLane } | { isLabel: false; lane: PlacedLane; data: IndexedLane | undefined; index: number };
 type BlockUnder = { lane: PlacedLane; data: IndexedLane; index: number };
 
-type GoTo = (what: Wanted) => void;
+type GoTo = (what: EventRequest) => void;
 type Figure = [name: string, value: Child];
 
 /** What a search has found so far; `at` is the selected one. */
@@ -1093,7 +1093,7 @@ interface Row {
 
 /** What headings of columns are made from. */
 interface Ranking {
-  drawn: { parts: Part[] }[];
+  drawn: { parts: PhaseTime[] }[];
   run: Run;
   baselineLabel: string;
   fullMs: number;
@@ -1151,7 +1151,7 @@ interface Bars {
 interface RankBar {
   rank: number;
   who: string;
-  parts: Part[];
+  parts: PhaseTime[];
 }
 
 interface BarContext extends Axis {

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.launcher.logs.lines import MAX_LINE_BYTES, LineReader, Noise, clean, prefixed
+from gpurun.launcher.logs.lines import MAX_LINE_BYTES, LineReader, NeedlessLines, clean, prefixed
 
 
 def read(*portions: bytes) -> list[str]:
@@ -104,7 +104,7 @@ FRAME = "frame #1: c10::DistError::DistError(int) + 0x72 (0x7f8984933b62 in /tor
     ],
 )
 def test_what_the_profiler_says_of_missing_gpus_is_left_out(line: str, is_left_out: bool) -> None:
-    assert Noise().has(line) is is_left_out
+    assert NeedlessLines().has(line) is is_left_out
 
 
 @pytest.mark.parametrize("width", [7, 10_000])
@@ -116,5 +116,5 @@ def test_addresses_are_left_out_where_torch_prints_that_a_signal_of_ours_came(wi
     written = "".join(f"{line}\n" for line in ["begins", *interrupted, *own]).encode()
     portions = [written[at : at + width] for at in range(0, len(written), width)]
     assert read(*portions) == ["begins", *own]
-    passed_on = b"".join(map(Noise().without, written.splitlines(keepends=True)))
+    passed_on = b"".join(map(NeedlessLines().without, written.splitlines(keepends=True)))
     assert passed_on.decode().splitlines() == ["begins", *own]

@@ -21,7 +21,7 @@ export const DEVICE_PHASES = ['compute', 'transfer', 'wait', 'copy', 'input', 'i
 /**
  * The parts of one rank's traced step as `{name, ms}`; they add up to its span. `null` without a trace.
  * @param {TracedFigures | null | undefined} rank
- * @returns {Part[] | null}
+ * @returns {PhaseTime[] | null}
  */
 export function tracedParts(rank) {
   if (!rank?.span_ms) return null;
@@ -42,7 +42,7 @@ export function tracedParts(rank) {
  * Without a trace: the phases, as the server has scaled them to the step.
  * @param {{ timedParts: { [rank: string]: { [part: string]: number } } }} variant
  * @param {RankFigures | null} rank
- * @returns {Part[] | null}
+ * @returns {PhaseTime[] | null}
  */
 export function timedParts(variant, rank) {
   const parts = rank && variant.timedParts[rank.rank];
@@ -56,7 +56,7 @@ export function partName(name) {
 
 /**
  * The phases to explain: those of traced steps, and what else bars have. Work of other steps is rare.
- * @param {{ parts: Part[] }[]} bars
+ * @param {{ parts: PhaseTime[] }[]} bars
  * @returns {string[]}
  */
 export function shownPhases(bars) {
@@ -95,7 +95,7 @@ export function legend(names = shownPhases([]), nameOf = partName, className = '
 
 /**
  * `compute 40.8 ms, transfer 5.5 ms`, for screen readers.
- * @param {Part[]} parts
+ * @param {PhaseTime[]} parts
  * @param {number} decimals
  */
 export function spoken(parts, decimals) {

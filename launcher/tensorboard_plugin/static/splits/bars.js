@@ -16,7 +16,7 @@ export function barOf(row) {
  * A traced step in proportion to the timed one, as in the terminal.
  * @param {RankFigures | null} rank
  * @param {number | null} stepMs
- * @returns {Part[] | null}
+ * @returns {PhaseTime[] | null}
  */
 function scaledParts(rank, stepMs) {
   const parts = tracedParts(rank);
@@ -28,7 +28,7 @@ function scaledParts(rank, stepMs) {
 /**
  * The bar on a scale from 0 to `fullMs`.
  * @param {Row} row
- * @param {Part[]} parts
+ * @param {PhaseTime[]} parts
  * @param {number} fullMs
  */
 export function drawnBar(row, parts, fullMs) {

@@ -33,7 +33,7 @@ export class Selection {
 
   /**
    * Selects an event (or a collective on a rank); `bring` moves the window where it isn't in view.
-   * @param {Wanted} what
+   * @param {EventRequest} what
    * @param {boolean} [bring]
    */
   select(what, bring = true) {

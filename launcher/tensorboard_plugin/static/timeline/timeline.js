@@ -249,7 +249,7 @@ export class Timeline {
     else this.show({ from: 0, to: this.endNs });
   }
 
-  /** @param {Wanted} what @param {boolean} [bring] */
+  /** @param {EventRequest} what @param {boolean} [bring] */
   select(what, bring = true) {
     this.selection.select(what, bring);
   }
