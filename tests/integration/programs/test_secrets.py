@@ -71,7 +71,7 @@ def test_a_search_for_improvements_gives_it_to_the_program(tmp_path: Path) -> No
         raise SystemExit("it has the token" if os.environ["HF_TOKEN"] == {STATED!r} else "it has another")
     """)  # fmt: skip
     write(tmp_path, "job.yaml", JOB)
-    done = gpurun(tmp_path, "improve", "job.yaml", "--budget", "30s").ended(4)
+    done = gpurun(tmp_path, "improve", "job.yaml", "--budget", "10m").ended(4)
     assert "program.py fails as it is: rank 0 ended by itself: it has the token" in done.err
 
 
