@@ -173,6 +173,28 @@ def test_ranks_run_on_the_cores_that_they_are_bound_to(tmp_path: Path) -> None:
     assert "[rank" not in quiet.err
 
 
+def test_the_first_server_ends_where_ranks_have_an_environment_of_their_own(tmp_path: Path) -> None:
+    """It has imported torch without the job's variables, and would hold its memory for nothing."""
+    write(
+        tmp_path,
+        "program.py",
+        """
+        import os, time
+        from pathlib import Path
+
+        def parent(process):
+            return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1]
+
+        supervisor = parent(os.getppid())
+        servers = Path(f"/proc/{supervisor}/task/{supervisor}/children")
+        while servers.read_text().split() != [str(os.getppid())]:
+            time.sleep(0.01)
+        """,
+    )
+    write(tmp_path, "job.yaml", "script: program.py\ndevices: cpu:1\nenv: {A: 1}\ntimeout: 60s\n")
+    gpurun(tmp_path, "job.yaml").ended()
+
+
 @pytest.mark.slow
 def test_nothing_is_left_of_an_estimate_that_is_interrupted(tmp_path: Path, all_gone: Any) -> None:
     """The signal is for the command alone, as from a scheduler; the model would take a minute to build."""
