@@ -77,9 +77,9 @@ def check_addresses(metadata: Message, url: str) -> None:
     if not url:
         expect(not projects, f"REPOSITORY_URL isn't set, but the metadata have {projects}")
         return
-    elsewhere = [one for one in projects if not f"{one}/".startswith(f"{url}/")]
+    elsewhere = [project for project in projects if not f"{project}/".startswith(f"{url}/")]
     expect(bool(projects) and not elsewhere, f"project URLs aren't below {url}: {elsewhere or 'none'}")
-    relative = [one for one in targets if "://" not in one]
+    relative = [target for target in targets if "://" not in target]
     expect(not relative, f"PyPI shows the description with dead links: {relative}")
 
 

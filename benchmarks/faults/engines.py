@@ -92,9 +92,9 @@ def check_compared(engine: Engine, directory: Path, env: Environ) -> str:
     (path,) = (directory / "runs" / "two").glob("*/comparison.json")
     comparison = json.loads(path.read_text())
     even, uneven = comparison["variants"]
-    found = [(one["status"], one["vs_baseline"]["verdict"], one["split"]) for one in (even, uneven)]
+    found = [(each["status"], each["vs_baseline"]["verdict"], each["split"]) for each in (even, uneven)]
     wanted = [("ok", "baseline", [4, 4]), ("ok", "slower", [6, 2])]
-    error = max(one["gradient_error"] for one in (even, uneven))
+    error = max(variant["gradient_error"] for variant in (even, uneven))
     return "" if found == wanted and error < 1e-5 else f"{found}, gradient error {error}"
 
 
@@ -224,21 +224,21 @@ def main(times: int = 1, only: Sequence[str] = ALL, since: str | None = None) ->
 
 def counted(tried: Sequence[Tried], since: str) -> list[Tried]:
     """Those of this commit and of later ones."""
-    commits = {one.commit for one in tried}
-    later = {one for one in commits if git(Path(), "merge-base", "--is-ancestor", since, one).code == 0}
-    return [one for one in tried if one.commit in later]
+    commits = {attempt.commit for attempt in tried}
+    later = {each for each in commits if git(Path(), "merge-base", "--is-ancestor", since, each).code == 0}
+    return [attempt for attempt in tried if attempt.commit in later]
 
 
 def text_of(tried: Sequence[Tried]) -> str:
     """Right of how many, by engine and case; and what was wrong."""
-    names = [name for name in ALL if any(one.engine == name for one in tried)]
+    names = [name for name in ALL if any(attempt.engine == name for attempt in tried)]
     rows = [[name, *(_score(tried, name, case) for case in CASES)] for name in names]
     wrong = [
-        f"- {one.engine}, {one.case}, at {one.commit}: {' '.join(one.wrong.split())[-300:]}"
-        for one in tried
-        if one.wrong
+        f"- {attempt.engine}, {attempt.case}, at {attempt.commit}: {' '.join(attempt.wrong.split())[-300:]}"
+        for attempt in tried
+        if attempt.wrong
     ]
-    commits = ", ".join(dict.fromkeys(one.commit for one in tried))
+    commits = ", ".join(dict.fromkeys(attempt.commit for attempt in tried))
     text = (
         "The same jobs of two nodes by each engine. Same comparison: both splits are measured, 6/2 is "
         "slower, gradients agree. Failed rank: the report names rank 1 and its error. Cancelled: by Ctrl-C, "
@@ -251,5 +251,5 @@ def text_of(tried: Sequence[Tried]) -> str:
 
 
 def _score(tried: Sequence[Tried], engine: str, case: str) -> str:
-    found = [one for one in tried if (one.engine, one.case) == (engine, case)]
-    return f"{sum(not one.wrong for one in found)} of {len(found)}"
+    found = [attempt for attempt in tried if (attempt.engine, attempt.case) == (engine, case)]
+    return f"{sum(not attempt.wrong for attempt in found)} of {len(found)}"

@@ -61,7 +61,7 @@ def ours_of_runs(runs: Iterable[Path]) -> list[Ours]:
     Raises:
         SpecError: one of them has measured none, or is no run.
     """
-    return [one for run in runs for one in _some_of(compare_run(find_run(run)))]
+    return [measured for run in runs for measured in _some_of(compare_run(find_run(run)))]
 
 
 def _some_of(comparison: Any) -> list[Ours]:
@@ -108,10 +108,10 @@ def _caveats(variant: Any) -> Iterator[str]:
 def render_published(ours: Sequence[Ours] = ()) -> str:
     """A table per network: of those in `ours`, or of all if it is empty."""
     cells = table7()
-    chosen = [name for name in NETWORKS if not ours or any(one.workload == name for one in ours)]
+    chosen = [name for name in NETWORKS if not ours or any(measured.workload == name for measured in ours)]
     lines: list[str] = []
     for name in chosen:
-        mine = [one for one in ours if one.workload == name]
+        mine = [measured for measured in ours if measured.workload == name]
         lines += [*_network_lines(NETWORKS[name], cells, mine), *_scaling_lines(name, mine), ""]
     return "\n".join([*lines, *LEGEND])
 
@@ -155,12 +155,12 @@ def _text(cells: Sequence[Cell | None], with_threads: bool = False) -> str:
 def _our_lines(cells: Sequence[Cell], ours: Sequence[Ours]) -> list[str]:
     """Each of ours with the fastest published time of the same kind of device; one thread with one thread."""
     lines = []
-    for one in ours:
-        line = f"gpurun  {one.label}: {_time(one)}"
-        if one.version not in (None, 1, 1.0):
-            line += f" (version {one.version:g}, which does more than the paper's)"
-        lines.append(line + _comparison(cells, one))
-        lines += [f"        ! {caveat}" for caveat in one.caveats]
+    for measured in ours:
+        line = f"gpurun  {measured.label}: {_time(measured)}"
+        if measured.version not in (None, 1, 1.0):
+            line += f" (version {measured.version:g}, which does more than the paper's)"
+        lines.append(line + _comparison(cells, measured))
+        lines += [f"        ! {caveat}" for caveat in measured.caveats]
     return lines
 
 
@@ -198,16 +198,18 @@ def _ratio(speed: float) -> str:
 def _scaling_lines(workload: str, ours: Sequence[Ours]) -> list[str]:
     """A constant batch over several devices: the paper's words, and ours where the run has it."""
     stated = [line for line in scaling() if line.network == NETWORKS[workload]]
-    if not stated or not any(one.num_devices > 1 for one in ours):
+    if not stated or not any(measured.num_devices > 1 for measured in ours):
         return []
     lines = []
     for batch in dict.fromkeys(line.global_batch for line in stated):
-        same = [one for one in ours if one.global_batch == batch]
-        alone = min((one for one in same if one.num_devices == 1), key=lambda one: one.seconds, default=None)
-        for one in same:
-            if one.num_devices > 1:
-                said = _stated(stated, one.num_devices)
-                lines.append(f"  {one.num_devices} devices, batch {batch}: {_speedup(alone, one)}{said}")
+        same = [measured for measured in ours if measured.global_batch == batch]
+        alone = min(
+            (each for each in same if each.num_devices == 1), key=lambda each: each.seconds, default=None
+        )
+        for each in same:
+            if each.num_devices > 1:
+                said = _stated(stated, each.num_devices)
+                lines.append(f"  {each.num_devices} devices, batch {batch}: {_speedup(alone, each)}{said}")
     return lines
 
 

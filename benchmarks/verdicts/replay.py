@@ -116,7 +116,7 @@ class Replayed(Model):
         """Of launches that ran one after the other, or of names that shared one; which is whose is drawn."""
         launches = self.recorded.launches
         first = int(rng.integers(len(launches) - self.apart))
-        drawn = [one[0] for one in launches[first : first + 2]] if self.apart else list(launches[first])
+        drawn = [launch[0] for launch in launches[first : first + 2]] if self.apart else list(launches[first])
         drawn = [drawn[place] for place in rng.permutation(2)]
         return {
             name: np.array(drawn[int(name)][:num]) + math.log1p(self.effects_percent[int(name)] / 100)
@@ -143,8 +143,8 @@ def main(directory: Path, runs: int = RUNS, seed: int = SEED) -> None:
         shares = iter(list(workers.map(outcomes, jobs)))
     for name, load, is_apart, found in cells:
         by_effect = [next(shares) for _ in EFFECTS]
-        wrong = [f"{100 * by_effect[0][0]:.1f} %", *(f"{100 * one[0]:.1f} %" for one in by_effect[1:])]
-        right = [f"{100 * one[1]:.0f} %" for one in by_effect[1:]]
+        wrong = [f"{100 * by_effect[0][0]:.1f} %", *(f"{100 * rates[0]:.1f} %" for rates in by_effect[1:])]
+        right = [f"{100 * rates[1]:.0f} %" for rates in by_effect[1:]]
         how = "of their own" if is_apart else "shared"
         rows.append([name, load, how, str(len(found.launches)), wrong[0], max(wrong[1:]), *right])
     header = ["program", "load", "launches", "recorded", "wrong, no difference", "wrong, else"]
@@ -168,8 +168,8 @@ def outcomes(job: tuple[Replayed, int, tuple[int, ...]]) -> tuple[float, float]:
     model, runs, seed = job
     rng = np.random.default_rng(seed)
     found = [run_until_decided(model, rng, BUDGET_S) for _ in range(runs)]
-    wrong = (is_false(model.effects_percent, one.fastest, one.verdicts) for one in found)
-    return fmean(wrong), fmean(one.verdicts == ("slower",) for one in found)
+    wrong = (is_false(model.effects_percent, replayed.fastest, replayed.verdicts) for replayed in found)
+    return fmean(wrong), fmean(replayed.verdicts == ("slower",) for replayed in found)
 
 
 def read(directory: Path, name: str, load: str) -> Recorded | None:
@@ -225,9 +225,9 @@ def measured(name: str, seconds: float) -> Recorded:
     num = max(8, round(seconds / launched(name, 3).launch_s))
     runs = [launched(name, min(MOST_LAUNCHES, max(8, num - done))) for done in range(0, num, MOST_LAUNCHES)]
     return Recorded(
-        [launch for one in runs for launch in one.launches],
-        [load for one in runs for load in one.loads],
-        fmean(one.launch_s for one in runs),
+        [launch for run in runs for launch in run.launches],
+        [load for run in runs for load in run.loads],
+        fmean(run.launch_s for run in runs),
     )
 
 
@@ -256,7 +256,7 @@ def run_alike(argv: Sequence[str]) -> None:
     def alike(*args: Any) -> Plan:
         plan = build_plan(*args)
         split = plan.variants[0].split
-        return replace(plan, variants=tuple(replace(one, split=split) for one in plan.variants))
+        return replace(plan, variants=tuple(replace(variant, split=split) for variant in plan.variants))
 
     vars(job)["build_plan"] = alike
     cli(argv)
@@ -266,12 +266,14 @@ def read_run(run: RunDir) -> Recorded:
     plan = run.read(run.plan, Plan)
     steps = run.read_all_steps(variant.id for variant in plan.variants)
     events = run.read_all_events()
-    found = [read_measured(run, plan, one, steps[one.id], events) for one in plan.variants]
-    logs = [one.logs if not one.means else {k: {("", 0): v} for k, v in one.means.items()} for one in found]
+    found = [read_measured(run, plan, variant, steps[variant.id], events) for variant in plan.variants]
+    logs = [
+        each.logs if not each.means else {k: {("", 0): v} for k, v in each.means.items()} for each in found
+    ]
     common = sorted(set.intersection(*(set(its) for its in logs)))[1:]  # the first launch imports
     launches = [[list(its[repetition].values()) for its in logs] for repetition in common]
     loads = [
-        [[load_in(one, key) for key in one.logs.get(repetition, {})] for one in found]
+        [[load_in(measured, key) for key in measured.logs.get(repetition, {})] for measured in found]
         for repetition in common
     ]
     starts = [its[0].time_ns for launch in plan.launches if (its := events.get(launch.id))]
@@ -281,7 +283,7 @@ def read_run(run: RunDir) -> Recorded:
 def load_in(measured: MeasuredVariant, key: RoundKey) -> float | None:
     """Cores that other load kept busy in a round, on the cores of the rank that had most of it."""
     known = [its[key].load for its in measured.waiting.values() if key in its]
-    return max((one for one in known if one is not None), default=None)
+    return max((load for load in known if load is not None), default=None)
 
 
 if __name__ == "__main__":

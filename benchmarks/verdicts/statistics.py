@@ -66,7 +66,7 @@ def false_alarms(simulated: Any) -> str:
     cells = list(product(RIVALS, SCATTERS, ICCS))
     models = [Model((0.0,) * (rivals + 1), scatter, icc) for rivals, scatter, icc in cells]
     models += [Model((0.0,) * (rivals + 1), 0.10, 0.25, times=3) for rivals in RIVALS]
-    rates = [fmean(one.is_false for one in runs) for runs in simulated(models, BUDGET_S)]
+    rates = [fmean(run.is_false for run in runs) for runs in simulated(models, BUDGET_S)]
     found = dict(zip(cells, rates, strict=False))
     rows = [
         [f"{rivals}", f"{100 * scatter:.0f} %", *(percent(found[rivals, scatter, icc]) for icc in ICCS)]
@@ -103,7 +103,7 @@ def false_fastest(simulated: Any) -> str:
         for _, (fast, slow), is_first in orders
     ]
     rows = [
-        [name, percent(fmean(one.fastest is not None for one in runs)), "≤ 5 %"]
+        [name, percent(fmean(run.fastest is not None for run in runs)), "≤ 5 %"]
         for (name, _, _), runs in zip(orders, simulated(models, BUDGET_S), strict=True)
     ]
     return '**False "Fastest"** (scatter of d 10 %, ICC 0.3)\n\n' + table(["case", "named", "goal"], rows)
@@ -137,7 +137,7 @@ def power(simulated: Any) -> str:
     rows = []
     for name, model, budget_s, goal, is_found in cases:
         (runs,) = simulated([model], budget_s)
-        seconds = f"{fmean(one.seconds for one in runs):.0f} s of {budget_s}"
+        seconds = f"{fmean(run.seconds for run in runs):.0f} s of {budget_s}"
         rows.append([name, percent(fmean(map(is_found, runs))), goal, seconds])
     return "**Power** (10 % scatter of d and ICC 0.3 where splits share launches)\n\n" + table(
         ["case", "found", "goal", "time, mean"], rows
@@ -216,7 +216,7 @@ def code_digest() -> str:
 
 
 def _joined(parts: Iterable[list[Any]]) -> list[Any]:
-    return [one for part in parts for one in part]
+    return [simulated_run for part in parts for simulated_run in part]
 
 
 def percent(share: float) -> str:

@@ -48,8 +48,8 @@ def draw(seed: int) -> Outcome:
     times = math.log(STEP_S) + rng.normal(0, OWN_DEVIATION, len(levels))
     for key, size in enumerate(SHAPE):
         times += rng.normal(0, 0.15, size)[levels[:, key]]
-    one, other = rng.choice(len(SHAPE), 2, replace=False)
-    times += rng.normal(0, 0.1, (SHAPE[one], SHAPE[other]))[levels[:, one], levels[:, other]]
+    first, other = rng.choice(len(SHAPE), 2, replace=False)
+    times += rng.normal(0, 0.1, (SHAPE[first], SHAPE[other]))[levels[:, first], levels[:, other]]
     step_s = np.exp(times)
     whole_s = REBUILD_S + (WARMUP_STEPS + TIMED_STEPS) * step_s
     own = int(rng.integers(len(levels)))
@@ -85,8 +85,8 @@ def draw(seed: int) -> Outcome:
 def main() -> None:
     """Writes what the draws come to."""
     outcomes = [draw(seed) for seed in range(NUM_DRAWS)]
-    close = sum(one.behind_percent <= MOST_BEHIND for one in outcomes)
-    kept = sum(one.is_bound_kept for one in outcomes)
+    close = sum(outcome.behind_percent <= MOST_BEHIND for outcome in outcomes)
+    kept = sum(outcome.is_bound_kept for outcome in outcomes)
     rows = [
         [f"best found within {MOST_BEHIND:g} % of the best", f"{close} of {NUM_DRAWS}", f"≥ {LEAST_FOUND}"],
         ["time, of the exhaustive measurement's", spread(outcomes, "time_percent"), f"≤ {MOST_TIME:g} %"],
@@ -100,5 +100,5 @@ def main() -> None:
 
 def spread(outcomes: Sequence[Outcome], name: str, unit: str = " %") -> str:
     """`4.0 % (7.3 %)`: the median, and the most."""
-    values = [getattr(one, name) for one in outcomes]
+    values = [getattr(outcome, name) for outcome in outcomes]
     return f"{median(values):.3g}{unit} ({max(values):.3g}{unit})"
