@@ -73,7 +73,7 @@ def read_sections(text: str) -> Sections:
     """What `written` wrote."""
     parts = re.split(r"^(?=[^> \n])", text, flags=re.MULTILINE)
     sections = (part.removesuffix("\n").split("\n> ") for part in parts if part)
-    return {test: [one.replace("\n  ", "\n").rstrip("\n") for one in texts] for test, *texts in sections}
+    return {test: [text.replace("\n  ", "\n").rstrip("\n") for text in texts] for test, *texts in sections}
 
 
 @dataclass

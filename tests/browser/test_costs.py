@@ -99,7 +99,7 @@ def test_throughput_over_the_batch_has_its_knee_marked(open_tab: OpenTab, width:
     expect(chart.locator("circle.chosen")).to_have_count(1)
     expect(chart.locator("text.knee")).to_have_text("knee: 512")
     expect(chart).to_contain_text("global batch, logarithmic")
-    x = [float(one.get_attribute("cx") or 0) for one in chart.locator("circle.solid").all()]
+    x = [float(circle.get_attribute("cx") or 0) for circle in chart.locator("circle.solid").all()]
     assert x[1] - x[0] == pytest.approx(x[2] - x[1], abs=0.01), "8, 32 and 128 lie equally far apart"
     expect(tab.find(".batches figcaption")).to_contain_text("ddp balanced on 2: no knee")
     table = tab.find(".batches").get_by_role("table", name="ddp even on 2")

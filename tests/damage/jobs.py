@@ -93,8 +93,8 @@ def replace_value(job: bytes, rng: random.Random) -> bytes:
 def swap_keys(job: bytes, rng: random.Random) -> bytes:
     lines = job.splitlines(keepends=True)
     first, second = rng.randrange(len(lines)), rng.randrange(len(lines))
-    one, two = lines[first].partition(b":"), lines[second].partition(b":")
-    lines[first], lines[second] = two[0] + one[1] + one[2], one[0] + two[1] + two[2]
+    a, b = lines[first].partition(b":"), lines[second].partition(b":")
+    lines[first], lines[second] = b[0] + a[1] + a[2], a[0] + b[1] + b[2]
     return b"".join(lines)
 
 

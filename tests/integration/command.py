@@ -44,7 +44,7 @@ class Result:
     def measured(self) -> Any:
         """The JSON of a comparison, without what is derived from it for readers: figures and metrics."""
         data = {key: value for key, value in self.json.items() if key != "metrics"}
-        variants = [{k: v for k, v in one.items() if k != "figures"} for one in data["variants"]]
+        variants = [{k: v for k, v in variant.items() if k != "figures"} for variant in data["variants"]]
         return data | {"variants": variants}
 
     @property

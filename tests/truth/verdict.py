@@ -70,11 +70,11 @@ def verdicts(session: Session) -> list[Verdict]:
         for case in cases:
             on_gpu = case.fault == "copies"
             quietest = quietest_capture(run, case, session.num_captures)
-            one = result(run, case, quietest, on_gpu)
+            own = result(run, case, quietest, on_gpu)
             other = result(run, reference, quietest_capture(run, reference, session.num_captures), on_gpu)
-            loss = main_cause(one, other)
+            loss = main_cause(own, other)
             if case.fault == "none":
-                loss = loss or main_cause(other, one)
+                loss = loss or main_cause(other, own)
             found.append(Verdict(case, injected_ms(run, case, quietest), loss))
     return found
 

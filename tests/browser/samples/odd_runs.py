@@ -61,8 +61,8 @@ def write_broken(path: Path) -> RunDir:
         variant("ddp", (40, 24), 52.0, percent=4.0, ranks=[rank_figures(0, 40, (42, 5, 1, 1, 1, 2))]),
     ]
     run = write_comparison(path, "broken", variants)
-    for one in variants:
-        write_traces(run.variant(one.id), [40.0], num_steps=2, kernels_per_step=40)
+    for each in variants:
+        write_traces(run.variant(each.id), [40.0], num_steps=2, kernels_per_step=40)
     trace = run.trace(variants[1].id, 0)
     damage(trace)
     return run
@@ -141,8 +141,8 @@ def write_timed(path: Path) -> RunDir:
     """A variant of nine ranks without traces: only how long their phases take is known."""
     phases = {"forward": 8.0, "backward": 11.0, "optimizer": 1.0}
     ranks = [RankFigures(rank, f"cuda:{rank}", 4, 20.0, phases, None, None) for rank in range(9)]
-    one = variant("ddp", [4] * 9, 20.0, ranks=ranks)
-    return write_comparison(path, "timed", [one, variant("single", [36], 150.0, percent=650.0)])
+    timed = variant("ddp", [4] * 9, 20.0, ranks=ranks)
+    return write_comparison(path, "timed", [timed, variant("single", [36], 150.0, percent=650.0)])
 
 
 def write_curves(path: Path) -> RunDir:

@@ -102,10 +102,10 @@ class ByMedian:
     """Differences between any two variants as their step times show them, all of them sure."""
 
     def __init__(self, variants: Sequence[VariantResult]) -> None:
-        self.variants = {one.id: one for one in variants}
+        self.variants = {result.id: result for result in variants}
 
     def between(self, variant: str, other: str) -> Difference:
-        a, b = (time_per_sample(self.variants[one]) for one in (variant, other))
+        a, b = (time_per_sample(self.variants[id_]) for id_ in (variant, other))
         percent = 100 * (a / b - 1)
         return Difference(percent, (percent - 0.8, percent + 0.8), "slower" if percent > 0 else "faster")
 
@@ -123,10 +123,13 @@ def write_comparison(
 ) -> RunDir:
     """The run directory with what the reports read."""
     run = RunDir(path)
-    measured = [one for one in variants if one.step_ms]
-    best = min(measured, key=lambda one: known(one.step_ms).estimate / known(one.global_batch), default=None)
+    measured = [result for result in variants if result.step_ms]
+    best = min(
+        measured, key=lambda each: known(each.step_ms).estimate / known(each.global_batch), default=None
+    )
     base = next(
-        (one for one in variants if one.vs_baseline and one.vs_baseline.verdict == "baseline"), variants[0]
+        (each for each in variants if each.vs_baseline and each.vs_baseline.verdict == "baseline"),
+        variants[0],
     )
     ranking = standings(variants, ByMedian(variants))
     found = ranking_findings(ranking, base.id) if ranking else (finding("not-measured", case="none"),)
@@ -199,12 +202,12 @@ def write_gpt_splits(path: Path, traced: Sequence[tuple[int, ...]] = TRACED) -> 
         variant("dp", (48, 16), 0.0, status="oom", reason="cuda:0 asked for 146.1 GiB of 139.8 in the first backward"),
     ]  # fmt: skip
     run = write_comparison(path, "gpt-splits", variants)
-    for number, one in enumerate(variants):
-        for rank in one.ranks if one.strategy == "ddp" else one.ranks[:1]:
-            write_steps(run, one.id, rank.rank, known(one.step_ms).estimate, 224, 10 * number + rank.rank)
-    for one in variants:
-        if one.strategy == "ddp" and one.split in traced:
-            write_traces(run.variant(one.id), [rank.compute_ms or 0.0 for rank in one.ranks])
+    for number, each in enumerate(variants):
+        for rank in each.ranks if each.strategy == "ddp" else each.ranks[:1]:
+            write_steps(run, each.id, rank.rank, known(each.step_ms).estimate, 224, 10 * number + rank.rank)
+    for result in variants:
+        if result.strategy == "ddp" and result.split in traced:
+            write_traces(run.variant(result.id), [rank.compute_ms or 0.0 for rank in result.ranks])
     return run
 
 
@@ -254,12 +257,12 @@ def write_batches(path: Path) -> RunDir:
             found_ms = step_ms / (1 + (factor - 1) * batch / 1024)
             behind = 100 * (found_ms / batch) / (STEPS_MS[8] / 8) - 100 + percent
             verdict: Verdict = "inconclusive" if batch == 32 else "faster"
-            one = variant("ddp", (batch // 2, batch // 2), found_ms, verdict=verdict, devices=("cpu:0", "cpu:1"),
+            found = variant("ddp", (batch // 2, batch // 2), found_ms, verdict=verdict, devices=("cpu:0", "cpu:1"),
                           percent=None if (name, batch) == ("even", 8) else behind,
                           varied={"precision": "fp32", "global_batch": str(batch)})  # fmt: skip
-            one = replace(one, id=f"ddp-2-{name}-global_batch-{batch}", split_name=name)
-            variants.append(one)
-            points.append(BatchPoint(one.id, batch, one.samples_per_s or 0.0))
+            found = replace(found, id=f"ddp-2-{name}-global_batch-{batch}", split_name=name)
+            variants.append(found)
+            points.append(BatchPoint(found.id, batch, found.samples_per_s or 0.0))
         curves.append(BatchCurve(f"ddp {name} on 2", tuple(points), 512 if name == "even" else None))
     return write_comparison(path, "batches", variants, batch_curves=curves)
 
@@ -292,7 +295,7 @@ def write_many(path: Path, count: int = 500) -> RunDir:
                     status=ended[0] if ended else "ok", reason=ended[1] if ended else None)
         )  # fmt: skip
     return write_comparison(
-        path, "many", [replace(one, id=f"{one.id}-{number}") for number, one in enumerate(variants)]
+        path, "many", [replace(result, id=f"{result.id}-{number}") for number, result in enumerate(variants)]
     )
 
 
@@ -305,11 +308,11 @@ def write_ranks(path: Path, count: int = 64) -> RunDir:
         rank_figures(rank, 4, (ms, 1.0, 29.2 - ms, 0.2, 0.1, 0.1), device=f"cuda:{rank % 8}")
         for rank, ms in enumerate(compute)
     ]
-    one = variant(
+    ddp = variant(
         "ddp", [4] * count, 30.6, ranks=figures, devices=[f"cuda:{rank % 8}" for rank in range(count)]
     )
-    run = write_comparison(path, "ranks", [one, variant("ddp", [2 * count, 2 * count], 60.0, percent=96.0)])
-    write_traces(run.variant(one.id), compute, num_steps=3, kernels_per_step=10)
+    run = write_comparison(path, "ranks", [ddp, variant("ddp", [2 * count, 2 * count], 60.0, percent=96.0)])
+    write_traces(run.variant(ddp.id), compute, num_steps=3, kernels_per_step=10)
     return run
 
 
@@ -364,7 +367,7 @@ def write_search(path: Path, is_over: bool = True) -> RunDir:
     run = write_comparison(path, "search", [best, own])
     records = [
         TrialRecord(
-            one,
+            id_,
             1,
             "failed" if reason else "ok",
             1.0,
@@ -376,7 +379,7 @@ def write_search(path: Path, is_over: bool = True) -> RunDir:
             gib,
             reason,
         )
-        for one, (label, ms, gib, reason) in zip(ids, rows, strict=True)
+        for id_, (label, ms, gib, reason) in zip(ids, rows, strict=True)
     ]
     append_lines(run.trials, records)
     search = SearchRecord(

@@ -79,7 +79,7 @@ def test_a_comparison_is_logged_with_figures_tables_and_report(tmp_path: Path) -
     ]
     found = json.loads(done.stdout)
     shown = gpurun(tmp_path, "report", "run", "--json").json
-    variants = {f"ddp {'/'.join(map(str, one['split']))}": one for one in shown["variants"]}
+    variants = {f"ddp {'/'.join(map(str, variant['split']))}": variant for variant in shown["variants"]}
 
     runs = found["mlflow"]["runs"]
     whole = runs.pop(f"{tmp_path.name}/run")
@@ -87,7 +87,7 @@ def test_a_comparison_is_logged_with_figures_tables_and_report(tmp_path: Path) -
     assert sorted(whole["files"]) == ["report.html", "summary.md"]
     assert shown["findings"][0]["text"].partition(";")[0] in whole["tags"]["mlflow.note.content"]
     assert {name: run["metrics"] for name, run in runs.items()} == {
-        name: one["figures"] for name, one in variants.items()
+        name: variant["figures"] for name, variant in variants.items()
     }
     for run in runs.values():
         assert (run["status"], run["tags"]["mlflow.parentRunId"]) == ("FINISHED", whole["id"])

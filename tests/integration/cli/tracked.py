@@ -19,7 +19,7 @@ def in_mlflow() -> dict[str, Any]:
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient()
-    (experiment,) = [one for one in client.search_experiments() if one.name != "Default"]
+    (experiment,) = [experiment for experiment in client.search_experiments() if experiment.name != "Default"]
     runs = {
         run.info.run_name: {
             **run.data.to_dictionary(),

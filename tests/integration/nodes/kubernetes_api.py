@@ -36,41 +36,41 @@ class Cluster(ThreadingHTTPServer):
         self.objects: dict[tuple[str, str], Object] = {}
         self.namespaces: set[str] = set()
 
-    def create(self, resource: str, one: Object) -> None:
+    def create(self, resource: str, created: Object) -> None:
         """Adds it, and what its controller makes of it."""
-        name = one["metadata"]["name"]
-        one["metadata"]["uid"] = f"uid-{name}"
-        self.objects[resource, name] = one
-        for pod in pods_of(one):
+        name = created["metadata"]["name"]
+        created["metadata"]["uid"] = f"uid-{name}"
+        self.objects[resource, name] = created
+        for pod in pods_of(created):
             self.objects["pods", pod["metadata"]["name"]] = pod
 
     def delete(self, resource: str, name: str) -> Object:
         """Removes it, and the Pods that it owns."""
-        one = self.objects.pop((resource, name))
+        deleted = self.objects.pop((resource, name))
         for key, pod in list(self.objects.items()):
-            if pod["metadata"].get("ownerReferences") == [{"uid": one["metadata"]["uid"]}]:
+            if pod["metadata"].get("ownerReferences") == [{"uid": deleted["metadata"]["uid"]}]:
                 del self.objects[key]
-        return one
+        return deleted
 
     def labelled(self, resource: str, selector: str) -> list[Object]:
         """Those with all labels of `name=value,…`."""
         wanted = set(filter(None, selector.split(",")))
         return [
-            one
-            for (kind, _), one in self.objects.items()
+            listed
+            for (kind, _), listed in self.objects.items()
             if kind == resource
-            and wanted <= {f"{k}={v}" for k, v in one["metadata"].get("labels", {}).items()}
+            and wanted <= {f"{k}={v}" for k, v in listed["metadata"].get("labels", {}).items()}
         ]
 
 
-def pods_of(one: Object) -> Iterator[Object]:
+def pods_of(owner_object: Object) -> Iterator[Object]:
     """The Pods that the controllers make: of a Job, and of the Jobs of a TrainJob."""
-    name, owner = one["metadata"]["name"], [{"uid": one["metadata"]["uid"]}]
-    match one["kind"]:
+    name, owner = owner_object["metadata"]["name"], [{"uid": owner_object["metadata"]["uid"]}]
+    match owner_object["kind"]:
         case "Job":
-            count, of = one["spec"]["completions"], "batch.kubernetes.io/job-name"
+            count, of = owner_object["spec"]["completions"], "batch.kubernetes.io/job-name"
         case "TrainJob":
-            count, of = one["spec"]["trainer"]["numNodes"], "jobset.sigs.k8s.io/jobset-name"
+            count, of = owner_object["spec"]["trainer"]["numNodes"], "jobset.sigs.k8s.io/jobset-name"
         case _:
             return
     for index in range(count):
@@ -111,17 +111,17 @@ class Handler(BaseHTTPRequestHandler):
         return self.answer(200, {"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": items})
 
     def do_POST(self) -> None:
-        one = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         parts = urlsplit(self.path).path.strip("/").split("/")
         self.server.namespaces.add(parts[parts.index("namespaces") + 1])
         try:
-            if "." not in one["apiVersion"]:
-                kubernetes_validate.validate(one, VERSION, strict=True)
+            if "." not in sent["apiVersion"]:
+                kubernetes_validate.validate(sent, VERSION, strict=True)
         except kubernetes_validate.ValidationError as wrong:
             return self.answer(422, status(422, str(wrong).splitlines()[0]))
         (resource,) = below_namespace(parts)
-        self.server.create(resource, one)
-        return self.answer(201, one)
+        self.server.create(resource, sent)
+        return self.answer(201, sent)
 
     def do_DELETE(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -130,8 +130,8 @@ class Handler(BaseHTTPRequestHandler):
             self.server.delete(resource, name) if (resource, name) in self.server.objects else None
         )
 
-    def answer_with(self, one: Object | None) -> None:
-        self.answer(200, one) if one else self.answer(404, status(404, "not found"))
+    def answer_with(self, found: Object | None) -> None:
+        self.answer(200, found) if found else self.answer(404, status(404, "not found"))
 
     def answer(self, code: int, body: Object | str) -> None:
         text = body if isinstance(body, str) else json.dumps(body)
@@ -180,8 +180,8 @@ def discovery(parts: list[str]) -> Object | None:
 
 
 def group_of(name: str, version: str) -> Object:
-    one = {"groupVersion": f"{name}/{version}", "version": version}
-    return {"name": name, "versions": [one], "preferredVersion": one}
+    served = {"groupVersion": f"{name}/{version}", "version": version}
+    return {"name": name, "versions": [served], "preferredVersion": served}
 
 
 def resources_of(group: str) -> Object:

@@ -233,7 +233,9 @@ def test_a_self_test_of_both_names_the_slow_link_between_them(tmp_path: Path, ho
     assert result == json.loads((hosts.directories[0] / "tested" / "selftest.json").read_text())
     own = json.loads((hosts.directories[1] / "tested-node1" / "selftest.json").read_text())
     places = [(0, "hosta"), (1, "hostb"), (None, None)]
-    of_each = [[one for one in result["checks"] if (one["node"], one["host"]) == place] for place in places]
+    of_each = [
+        [each for each in result["checks"] if (each["node"], each["host"]) == place] for place in places
+    ]
     assert of_each[0] + own["checks"] + of_each[2] == result["checks"]
     assert of_each[0][0]["name"] == own["checks"][0]["name"] == "torch and driver"
     assert [each["name"] for each in of_each[2]] == [check.name for check in NODE_CHECKS]

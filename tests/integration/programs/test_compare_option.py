@@ -46,7 +46,7 @@ def test_a_program_is_run_with_each_of_the_values(tmp_path: Path) -> None:
         f"got --num-workers={workers} --epochs 1 {colour}" for workers in "02" for colour in ("red", "blue")
     ]
     resumed = gpurun(tmp_path, "--resume", "run", "--json").ended()
-    assert [one["varied"] for one in resumed.json["variants"]] == [one["varied"] for one in variants]
+    assert [each["varied"] for each in resumed.json["variants"]] == [each["varied"] for each in variants]
 
 
 @pytest.mark.slow

@@ -54,7 +54,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_frameworks_steps_are_seen_and_timed(ran: Path, name: str) -> None:
     variants = json.loads((ran / "comparison.json").read_text())["variants"]
-    variant = next(one for one in variants if one["id"] == f"script-2-{name}")
+    variant = next(variant for variant in variants if variant["id"] == f"script-2-{name}")
     (launch,) = ran.glob(f"launches/*-{variant['id']}")
     assert "world size 2 steps 40" in (launch / "log" / "rank0.log").read_text()
     for rank in range(2):
@@ -72,5 +72,5 @@ def test_a_hugging_face_model_is_split_like_any_other(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     variants = json.loads((tmp_path / "run" / "comparison.json").read_text())["variants"]
     assert len(variants) == 4
-    assert {ending(one) for one in variants} == {"ok"}
-    assert max(one["gradient_error"] for one in variants) < 1e-5
+    assert {ending(variant) for variant in variants} == {"ok"}
+    assert max(variant["gradient_error"] for variant in variants) < 1e-5

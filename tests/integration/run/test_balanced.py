@@ -53,8 +53,8 @@ def test_strategies_that_share_out_the_optimizer_or_the_weights_are_balanced_ali
         JOB.replace("split: [even, balanced]", "strategy: [zero1, fsdp], split: [balanced]"),
     )
     found = gpurun(tmp_path, "job.yaml", "--json", "--set", "steps={rounds: 1, launches: 1}").json["variants"]
-    assert [(one["strategy"], ending(one)) for one in found] == [("zero1", "ok"), ("fsdp", "ok")]
-    assert all(6 <= one["split"][1] <= 8 and one["gradient_error"] < 1e-5 for one in found)
+    assert [(variant["strategy"], ending(variant)) for variant in found] == [("zero1", "ok"), ("fsdp", "ok")]
+    assert all(6 <= variant["split"][1] <= 8 and variant["gradient_error"] < 1e-5 for variant in found)
 
 
 @pytest.mark.alone

@@ -74,7 +74,7 @@ def test_rounds_from_before_a_failure_are_kept_and_not_run_again(is_cold: bool, 
 def timed_before(run: Path, launch: str, round_: int, variant: str) -> set[str]:
     """Variants whose turn in this round came before that of `variant`: it is kept where the round failed."""
     config = json.loads((run / "launches" / launch / "launch.json").read_text())
-    variants = [one["id"] for one in config["variants"]]
+    variants = [variant["id"] for variant in config["variants"]]
     blocks = shuffled([*variants, "control"], f"{config['run_dir']}/{launch}/{round_}")
     return set(blocks[: blocks.index(variant)])
 
@@ -167,10 +167,10 @@ def test_a_mistake_in_build_is_reported_with_its_line_and_costs_no_traceback_of_
     assert result.err.count("NameError: name 'undefined_name'") == 1
     assert "same way: not started" in result.err
     assert "launcher/worker" not in result.err
-    statuses = {one["id"]: ending(one) for one in result.comparison["variants"]}
+    statuses = {variant["id"]: ending(variant) for variant in result.comparison["variants"]}
     assert sorted(statuses.values()) == ["failed", "failed", "ok", "ok"]
     assert {variant_id for variant_id, status in statuses.items() if status == "ok"} == {
-        one["id"] for one in result.comparison["variants"] if one["varied"]["params"]["width"] == 4
+        each["id"] for each in result.comparison["variants"] if each["varied"]["params"]["width"] == 4
     }
     assert len(list((tmp_path / "run" / "launches").iterdir())) == 3  # of four: one failure was enough
 

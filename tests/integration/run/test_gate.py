@@ -80,7 +80,7 @@ def test_a_program_that_became_slower_fails_the_gate(canonical_run: Callable[[st
     assert answer_of(result).startswith("failed: script on 1 device takes ")
     assert "50 %: script on 1 device" in result.err
 
-    files_of = {one["id"]: one["code"] for one in result.json["variants"]}
+    files_of = {variant["id"]: variant["code"] for variant in result.json["variants"]}
     a, b = (files_of[f"script-1-{side}"] for side in "ab")
     assert a.keys() == b.keys() == {"program.py", "library/settings.py"}
     assert [name for name in a if a[name] != b[name]] == ["library/settings.py"]

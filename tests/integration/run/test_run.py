@@ -234,7 +234,7 @@ def test_strategies_that_share_processes_never_work_at_the_same_time(strategies:
     ranks = {variant: set(run.read_steps(variant)) for variant in ("single-1", "dp-2-even", "ddp-2-even")}
     assert ranks == {"single-1": {0}, "dp-2-even": {0}, "ddp-2-even": {0, 1}}
     blocks = [event for event in run.read_events("05-together") if event.stage == "round"]
-    assert {event.variant for event in blocks} == {one["id"] for one in strategies.comparison["variants"]}
+    assert {event.variant for event in blocks} == {each["id"] for each in strategies.comparison["variants"]}
     waiting = [event for event in run.read_events("05-together", 1) if event.stage == "round"]
     assert [event.variant for event in waiting] == [
         event.variant for event in blocks if event.variant in ("ddp-2-even", "zero1-2-even")

@@ -73,16 +73,16 @@ def test_a_search_is_interrupted_and_goes_on_where_it_was_kept(tmp_path: Path, s
     (trials,) = tmp_path.glob("cache/gpurun/stores/*/run/trials.jsonl")
     assert trials.read_bytes().startswith(known)
     search = done.json["search"]
-    times = {one["id"]: one["step_ms"]["estimate"] for one in done.json["variants"] if one["step_ms"]}
+    times = {each["id"]: each["step_ms"]["estimate"] for each in done.json["variants"] if each["step_ms"]}
     assert times[search["best"]] == min(times.values())
     assert (search["space"], search["distinct"], search["is_over"]) == (18, 13, True)
     assert search["tried"] >= known.count(b"\n") >= 3
-    assert all("ValueError: no such luck" in one["reason"] for one in search["failed"])
-    assert all(one["settings"]["params"] == {"fails": True} for one in search["failed"])
+    assert all("ValueError: no such luck" in failure["reason"] for failure in search["failed"])
+    assert all(failure["settings"]["params"] == {"fails": True} for failure in search["failed"])
     records = [json.loads(line) for line in trials.read_bytes().splitlines()]
-    assert len({one["variant"] for one in records}) == search["tried"]
+    assert len({record["variant"] for record in records}) == search["tried"]
     attempts = {path.parent.name for path in trials.parent.glob("screening/launches/*/events.jsonl")}
-    failures = sum(one["status"] == "failed" for one in records)
+    failures = sum(record["status"] == "failed" for record in records)
     assert len(attempts) <= failures + 4  # each command starts `ddp`, `single`, and one after a failure
     again = gpurun(tmp_path, "--resume", URL, env=env).ended(2)
     assert f"gpurun tune --resume {URL}" in again.err

@@ -54,7 +54,7 @@ def test_the_command_and_its_reports_say_what_became_of_each_variant(
     name: str, canonical_run: Made, tmp_path: Path
 ) -> None:
     made = canonical_run(name).ended(CODES.get(name, 0))
-    measured = [ending(one) for one in made.comparison["variants"]]
+    measured = [ending(variant) for variant in made.comparison["variants"]]
     if name == "search":  # how many of the combinations are measured to the end is the machine's affair
         assert set(measured) == {"ok"}
     else:
@@ -66,7 +66,7 @@ def test_the_command_and_its_reports_say_what_became_of_each_variant(
     write_tensorboard(comparison, run)
     for text in (render_table(comparison, 200, plain=True), summary_markdown(comparison).replace("\\", "")):
         assert words(comparison.headline).partition(": ")[2].removesuffix(".") in words(text)
-        unnamed = [one.id for one in comparison.variants if not {*label_of(one)} <= {*text.split()}]
+        unnamed = [each.id for each in comparison.variants if not {*label_of(each)} <= {*text.split()}]
         assert not unnamed or name in ("gate", "search")  # whose tables shorten names
     screen = screen_of(comparison.findings)
     shown = render_table(comparison, 200, plain=True).partition("\n\n")[0].splitlines()
@@ -82,7 +82,7 @@ def test_the_command_and_its_reports_say_what_became_of_each_variant(
         assert answer["headline"] == comparison.headline
         assert all(text in answer["details"] for _, text in screen.lines[1:])
         assert str(tmp_path) not in answer["details"]  # the file may be given to others
-        assert [ending(one) for one in answer["variants"]] == measured
+        assert [ending(variant) for variant in answer["variants"]] == measured
 
 
 def label_of(variant: VariantResult) -> list[str]:
@@ -105,9 +105,9 @@ def test_the_list_of_runs_has_its_answer(name: str, canonical_run: Made) -> None
 @pytest.mark.parametrize("name", ["splits", "program", "nodes"])
 def test_traces_are_read_rank_by_rank(name: str, canonical_run: Made) -> None:
     made = canonical_run(name)
-    traced = [one for one in made.comparison["variants"] if any(rank["trace"] for rank in one["ranks"])]
-    for one in traced:
-        directory = str(made.directory / "run" / "variants" / one["id"])
+    traced = [each for each in made.comparison["variants"] if any(rank["trace"] for rank in each["ranks"])]
+    for variant in traced:
+        directory = str(made.directory / "run" / "variants" / variant["id"])
         found = json.loads(said("trace", directory, "--json"))
         assert [rank["rank"] for rank in found["ranks"]] == [0, 1]
     assert bool(traced) == (name != "nodes")

@@ -211,18 +211,20 @@ def test_a_trace_that_changes_is_indexed_again(url: str, logdir: Path) -> None:
     assert get(url, "timeline/meta", **of(BROKEN))["state"] == "broken"
 
 
-@pytest.mark.parametrize("one", first(2, ["", "rank", "step"]))
-def test_tables_have_the_figures_of_the_command(url: str, logdir: Path, one: str) -> None:
+@pytest.mark.parametrize("choice", first(2, ["", "rank", "step"]))
+def test_tables_have_the_figures_of_the_command(url: str, logdir: Path, choice: str) -> None:
     """A rank's own work is what the command says of its file alone; waiting needs the others' files too."""
     run = of("traces", "recorded")
     known = get(url, "tables", **run)
     assert known["table"] == "operators", "there are no kernels on a CPU"
-    chosen = {one: known[f"{one}s"][-1]} if one else {}
-    path = logdir / "recorded" / ("rank1.pt.trace.json.gz" if one == "rank" else "")
-    steps = ["--steps", str(chosen["step"])] if one == "step" else []
+    chosen = {choice: known[f"{choice}s"][-1]} if choice else {}
+    path = logdir / "recorded" / ("rank1.pt.trace.json.gz" if choice == "rank" else "")
+    steps = ["--steps", str(chosen["step"])] if choice == "step" else []
     done = CliRunner().invoke(cli, ["trace", str(path), *steps, "--json", "--show", "all"])
     report = msgspec.json.decode(done.stdout, type=TraceReport)
-    for table in [each for each in TABLES if one != "rank" or each not in ("collectives", "critical-path")]:
+    for table in [
+        each for each in TABLES if choice != "rank" or each not in ("collectives", "critical-path")
+    ]:
         answer = get(url, "tables", table=table, **run, **chosen)
         expected = json.loads(msgspec.json.encode(shown_table(report, table)))
         assert {key: answer[key] for key in expected} == expected

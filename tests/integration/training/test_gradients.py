@@ -172,28 +172,32 @@ def test_ddp_has_the_options_that_the_settings_say(settings: list[dict[str, Any]
         '{"bucket_mb": 25, "first_bucket_mb": 25}': [8],
         '{"comm_hook": "powersgd", "bucket_mb": 100}': [8],
     }
-    for name, one in found.items():
-        assert one["sizes"] == (sizes[name] if "_mb" in name else [1, 7])
-        assert bool(one["static_graph"]) == ("static_graph" in name)
-        assert bool(one["gradient_as_bucket_view"]) == ("view" in name)
+    for name, ddp_options in found.items():
+        assert ddp_options["sizes"] == (sizes[name] if "_mb" in name else [1, 7])
+        assert bool(ddp_options["static_graph"]) == ("static_graph" in name)
+        assert bool(ddp_options["gradient_as_bucket_view"]) == ("view" in name)
 
 
 def test_compressed_gradients_have_an_error_that_is_no_warning(settings: list[dict[str, Any]]) -> None:
     at_least = {"fp16": 1e-4, "bf16": 1e-3, "powersgd": 1e-2}
-    for name, one in settings[0]["ddp"].items():
+    for name, facts in settings[0]["ddp"].items():
         hook = json.loads(name).get("comm_hook")
-        assert one["gradient_warning"] is None
-        assert bool(one["comm_hook"]) == (hook is not None)
-        assert (one["gradient_error"] > at_least[hook]) if hook else (one["gradient_error"] < 1e-5)
+        assert facts["gradient_warning"] is None
+        assert bool(facts["comm_hook"]) == (hook is not None)
+        assert (facts["gradient_error"] > at_least[hook]) if hook else (facts["gradient_error"] < 1e-5)
 
 
 def test_layers_that_compute_again_keep_less_and_train_alike(settings: list[dict[str, Any]]) -> None:
     found = settings[0]["layers"]
-    for one in found.values():
-        assert (one["gradient_warning"], one["warnings"], one["gradient_error"] <= 1e-12) == (None, [], True)
-        assert one.get("parameter_error", 0.0) <= 1e-10
+    for each in found.values():
+        assert (each["gradient_warning"], each["warnings"], each["gradient_error"] <= 1e-12) == (
+            None,
+            [],
+            True,
+        )
+        assert each.get("parameter_error", 0.0) <= 1e-10
     for strategy in settings_worker.LAYERED:
-        none, some, all_ = (one["memory"]["activations"] for name, one in found.items() if strategy in name)
+        none, some, all_ = (each["memory"]["activations"] for name, each in found.items() if strategy in name)
         assert none > 1.1 * some > 1.1**2 * all_
 
 
@@ -243,9 +247,9 @@ def test_what_is_not_known_before_a_run_is_not_estimated() -> None:
 
 def test_the_optimizer_is_the_implementation_that_the_job_names(settings: list[dict[str, Any]]) -> None:
     operators = {"foreach": "_foreach_addcdiv_", "fused": "_fused_adamw_"}
-    for name, one in settings[0]["layers"].items():
+    for name, layer in settings[0]["layers"].items():
         assert {key for key in operators if key in name} == {
-            key for key, operator in operators.items() if operator in one["names"]
+            key for key, operator in operators.items() if operator in layer["names"]
         }
 
 

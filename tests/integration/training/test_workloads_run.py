@@ -65,7 +65,7 @@ def test_classics_run_on_their_own_batches_and_are_shown_next_to_the_published(t
         assert (variant["mfu"], variant["joules_per_sample"]) == (None, None)
     shown = [sys.executable, "-m", "benchmarks.shi2016", str(tmp_path / "run")]
     ours = json.loads(subprocess.check_output([*shown, "--json"], cwd=ROOT))["ours"]
-    assert [(one["workload"], one["global_batch"]) for one in ours] == [("alexnet_r", 2), ("lstm", 2)]
+    assert [(run["workload"], run["global_batch"]) for run in ours] == [("alexnet_r", 2), ("lstm", 2)]
     assert "AlexNet-R, batch 1024" in subprocess.check_output(shown, cwd=ROOT, text=True)
 
 
