@@ -245,7 +245,7 @@ def test_of_jobs_by_engines_those_since_a_commit_count(
     counted = engines.counted(kept, commits[1])
     assert counted == kept[1:3]
     failed = replace(counted[1], engine="by hand", wrong="left\nbehind")
-    wording(engines.text_of([replace(one, commit="abcdef0") for one in (counted[0], failed)]))
+    wording(engines.text_of([replace(attempt, commit="abcdef0") for attempt in (counted[0], failed)]))
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_what_goes_before_blocked_time_is_as_the_page_of_traces_says() -> None:
         """The loss where both ranks sleep through a step of 50 ms, but for the wait of rank 1 for rank 0."""
         ranks = asleep(0, 32, 50.0), asleep(1, 32, 50.0 - wait_ms, wait_ms)
         worked: Any = {"step_ms": 50.0, "cpu_ms": 1.1, "thread_cpu_ms": 1.1}
-        return known(largest_loss(tuple(replace(one, **worked) for one in ranks))).text
+        return known(largest_loss(tuple(replace(rank, **worked) for rank in ranks))).text
 
     assert "rank 1 waits 40 % of its step (20.0 of 50.0 ms)" in named(20.0)
     assert "(46.9 to 48.9 of 50.0 ms) blocked" in named(2.0)

@@ -91,8 +91,8 @@ def test_a_run_gives_its_classics_and_names_another_version(wording: Wording) ->
         host={"cpu_model": "a CPU", "gpus": [{"index": 0, "name": "H200"}]},
     )
     ours = ours_of(comparison)
-    wording([one.label for one in ours])
-    assert [one.threads for one in ours] == [1, None, 2]
+    wording([measured.label for measured in ours])
+    assert [measured.threads for measured in ours] == [1, None, 2]
     assert ours[0].seconds_ci == (0.4, 0.7)
     wording(render_published(ours))
 

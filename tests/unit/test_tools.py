@@ -356,7 +356,7 @@ def test_the_action_ends_as_the_gate_does(
     action = yaml.safe_load((ROOT / "action.yml").read_text())
     (step,) = action["runs"]["steps"]
     given = {"job": f"{job} $(touch x)", "against": "origin/main", "undecided": undecided}
-    inputs = {name: str(given.get(name, one.get("default"))) for name, one in action["inputs"].items()}
+    inputs = {name: str(given.get(name, each.get("default"))) for name, each in action["inputs"].items()}
     environ = {key: inputs[value.split(".")[1].split(" ")[0]] for key, value in step["env"].items()}
     done = subprocess.run(
         ["bash", "-e", "-c", step["run"]], env=fake_gpurun | environ, capture_output=True, check=False

@@ -492,8 +492,8 @@ def test_the_newest_run_is_first_with_its_conclusion(call: Callable[..., Result]
 def test_a_run_of_which_all_failed_says_so_and_why(call: Callable[..., Result]) -> None:
     path = Path(NEW, "comparison.json")
     found = json.loads(path.read_text())
-    for one in found["variants"]:
-        one |= {"status": "timeout", "reason": "rank 1 hangs\n    more", "step_ms": None}
+    for variant in found["variants"]:
+        variant |= {"status": "timeout", "reason": "rank 1 hangs\n    more", "step_ms": None}
     path.write_text(json.dumps(found))
     row, headline, *_ = call(NEW).stdout.splitlines()[1:]
     assert " failed " in row

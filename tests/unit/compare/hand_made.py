@@ -60,7 +60,7 @@ class Files:
 
     def block(
         self,
-        one: Variant,
+        variant: Variant,
         launch_id: str,
         number: int,
         step_ns: float | tuple[float, ...],
@@ -70,7 +70,7 @@ class Files:
         **more: Any,
     ) -> None:
         """`steps` equal steps on every rank; `step_ns` may be one figure per rank."""
-        num_ranks = ranks if ranks is not None else (len(one.devices) if one.strategy == "ddp" else 1)
+        num_ranks = ranks if ranks is not None else (len(variant.devices) if variant.strategy == "ddp" else 1)
         times = step_ns if isinstance(step_ns, tuple) else (step_ns,) * num_ranks
         for rank, rank_ns in enumerate(times[:num_ranks]):
             lines = [
@@ -79,15 +79,17 @@ class Files:
                 )
                 for i in range(steps)
             ]
-            append_lines(self.run.steps(one.id, rank), lines)
+            append_lines(self.run.steps(variant.id, rank), lines)
 
-    def rounds(self, one: Variant, launch_id: str, times_ms: Sequence[float], kind: Kind = "timed") -> None:
+    def rounds(
+        self, variant: Variant, launch_id: str, times_ms: Sequence[float], kind: Kind = "timed"
+    ) -> None:
         for number, time_ms in enumerate(times_ms, 1):
-            self.block(one, launch_id, number, time_ms * 1e6, kind)
+            self.block(variant, launch_id, number, time_ms * 1e6, kind)
 
     def close(self, *variants: Variant, status: Status = "ok", **more: Any) -> None:
-        for one in variants:
-            write_json(self.run.status(one.id), VariantStatus(status, **more))
+        for variant in variants:
+            write_json(self.run.status(variant.id), VariantStatus(status, **more))
 
 
 @pytest.fixture

@@ -109,8 +109,8 @@ def test_a_run_that_could_end_after_any_look_has_a_lower_level(files: Files) -> 
 @pytest.mark.parametrize("rounds", [0, 1, 5, 8, 13])
 def test_a_run_may_be_read_at_any_time(files: Files, rounds: int) -> None:
     write_splits(files, rounds)
-    for one in (EVEN, UNEVEN):
-        files.run.status(one.id).unlink()
+    for each in (EVEN, UNEVEN):
+        files.run.status(each.id).unlink()
     files.block(EVEN, "01-ddp-2", rounds + 1, 5e9, ranks=1)  # a round that only rank 0 has finished
     comparison = compare_run(files.run)
     uneven = by_id(comparison)["ddp-2-48-16"]
@@ -260,7 +260,7 @@ def test_how_sure_the_ablation_is() -> None:
         rounds = [
             (block(i, 20, "timed"), block(i, 20 - ms, "ablation")) for i, ms in enumerate(savings_ms, 1)
         ]
-        return [step for pair in rounds for one in pair for step in one]
+        return [step for pair in rounds for block_steps in pair for step in block_steps]
 
     assert ablation_interval_ms(steps(1, 2, 3, 4, 5, 6)) == (1, 6)
     assert ablation_interval_ms([*steps(2, 2, 2), *block(9, 50, "timed")]) == (2, 2)
@@ -366,13 +366,13 @@ def write_across(files: Files, repetitions: int, ratios: Sequence[float]) -> Pla
     """Launch r takes 100 + 10·r ms for ddp even, half as much again for 48/16, and `ratios[r]` for dp."""
     whole = across_plan(repetitions)
     write_json(files.run.plan, whole)
-    for one in whole.launches:
-        base = 100.0 + 10 * one.repetition
-        if one.group == "dp-2":
-            files.rounds(DP, one.id, [base * ratios[one.repetition]] * 2)
+    for planned in whole.launches:
+        base = 100.0 + 10 * planned.repetition
+        if planned.group == "dp-2":
+            files.rounds(DP, planned.id, [base * ratios[planned.repetition]] * 2)
         else:
-            files.rounds(EVEN, one.id, [base, base])
-            files.rounds(UNEVEN, one.id, [base * 1.5, base * 1.5])
+            files.rounds(EVEN, planned.id, [base, base])
+            files.rounds(UNEVEN, planned.id, [base * 1.5, base * 1.5])
     files.close(EVEN, UNEVEN, DP)
     return whole
 
@@ -418,9 +418,9 @@ def write_launches(
     """Rounds in ms: of every launch, of every variant, the first one being the baseline."""
     planned = [launch(f"{r + 1:02d}-ddp-2", "ddp-2", r, variants, rounds=5) for r in range(len(launches))]
     write_json(files.run.plan, plan(variants, planned, baseline=variants[0].id))
-    for one, rows in zip(planned, launches, strict=True):
+    for launched, rows in zip(planned, launches, strict=True):
         for each, rounds_ms in zip(variants, rows, strict=True):
-            files.rounds(each, one.id, rounds_ms)
+            files.rounds(each, launched.id, rounds_ms)
     files.close(*variants)
 
 
@@ -455,12 +455,12 @@ def test_columns_of_a_row_agree_whatever_the_scatter(files: Files) -> None:
     write_launches(files, rows, [EVEN, UNEVEN, slow])
     results = by_id(compare_run(files.run))
     even = results[EVEN.id]
-    for one in (results[UNEVEN.id], results[slow.id]):
-        ratio = known(one.step_ms).estimate / known(even.step_ms).estimate
-        assert known(one.vs_baseline).percent == pytest.approx(100 * (ratio - 1))
-        assert known(even.samples_per_s) / known(one.samples_per_s) == pytest.approx(ratio)
-    order = sorted(results.values(), key=lambda one: known(one.step_ms).estimate)
-    assert order == sorted(results.values(), key=lambda one: known(one.vs_baseline).percent or 0.0)
+    for result in (results[UNEVEN.id], results[slow.id]):
+        ratio = known(result.step_ms).estimate / known(even.step_ms).estimate
+        assert known(result.vs_baseline).percent == pytest.approx(100 * (ratio - 1))
+        assert known(even.samples_per_s) / known(result.samples_per_s) == pytest.approx(ratio)
+    order = sorted(results.values(), key=lambda result: known(result.step_ms).estimate)
+    assert order == sorted(results.values(), key=lambda result: known(result.vs_baseline).percent or 0.0)
 
 
 def test_a_winner_that_the_headline_denies_is_in_no_field(files: Files, wording: Wording) -> None:
@@ -502,7 +502,7 @@ def test_the_control_is_the_baseline_once_more(files: Files) -> None:
     for number in range(6):
         files.rounds(EVEN, f"{number + 1:02d}-ddp-2", [104.0 + number % 2] * 5, "aa")
     comparison = compare_run(files.run)
-    even, uneven = (by_id(comparison)[one.id] for one in (EVEN, UNEVEN))
+    even, uneven = (by_id(comparison)[variant.id] for variant in (EVEN, UNEVEN))
     noise = [math.log(1.04 + 0.01 * (i % 2)) for i in range(6)]
     assert comparison.noise.aa_percent == pytest.approx(100 * math.expm1(statistics.fmean(noise)))
     assert comparison.noise.ci == pytest.approx(percent_interval(t_interval(noise, 0.05)))

@@ -97,8 +97,10 @@ def test_a_baseline_that_loses_says_why_too(wording: Wording) -> None:
 @pytest.mark.parametrize("traced_ms", [9.0, 13.4])
 def test_a_gpu_waits_for_the_host_as_long_as_timed_steps_do(traced_ms: float, wording: Wording) -> None:
     """As on an H100: a trace makes the host slower, and so only the GPU's wait for it longer."""
-    one = replace(rank(0, 16, traced_ms, host=traced_ms - 4.83), device="cuda:0", step_ms=8.52, cpu_ms=None)
-    wording(*(each.text for each in remaining(variant("single", (16,), 8.52, one))))
+    on_gpu = replace(
+        rank(0, 16, traced_ms, host=traced_ms - 4.83), device="cuda:0", step_ms=8.52, cpu_ms=None
+    )
+    wording(*(each.text for each in remaining(variant("single", (16,), 8.52, on_gpu))))
 
 
 @pytest.mark.parametrize(
@@ -113,8 +115,8 @@ def test_a_gpu_waits_for_the_host_as_long_as_timed_steps_do(traced_ms: float, wo
     ],
 )
 def test_what_is_in_use_is_not_advised(device: str, remedies: tuple[Remedy, ...], advice: str) -> None:
-    one = replace(rank(0, 16, 65.0, host=30.0), device=f"{device}:0", cpu=CpuFacts(remedies=remedies))
-    *_, said = remaining(variant("single", (16,), 65.0, one))
+    on_device = replace(rank(0, 16, 65.0, host=30.0), device=f"{device}:0", cpu=CpuFacts(remedies=remedies))
+    *_, said = remaining(variant("single", (16,), 65.0, on_device))
     assert said.text == f"try {advice}".removesuffix(".")
 
 
@@ -137,8 +139,8 @@ def test_a_job_says_itself_whether_it_compiles(changes: dict[str, Any], in_use: 
 def test_stacks_are_asked_for_where_the_trace_has_none(has_stacks: bool) -> None:
     """Of a CPU whose thread isn't known to be in Python, only they say what runs."""
     facts = CpuFacts({"host": "read_all (io.py:7)"} if has_stacks else {}, has_stacks=has_stacks)
-    one = replace(rank(0, 16, 65.0, host=30.0), cpu_ms=None, thread_cpu_ms=None, cpu=facts)
-    found = [each.text for each in remaining(variant("single", (16,), 65.0, one))]
+    figures = replace(rank(0, 16, 65.0, host=30.0), cpu_ms=None, thread_cpu_ms=None, cpu=facts)
+    found = [each.text for each in remaining(variant("single", (16,), 65.0, figures))]
     assert ("lack Python's stacks" in found[0], len(found)) == (not has_stacks, 1 if has_stacks else 2)
     assert found[0].endswith("outside of operators, for most of it in read_all (io.py:7)") == has_stacks
     assert ("profile: {stacks: true}" in found[-1]) != has_stacks
@@ -156,8 +158,8 @@ def test_stacks_are_asked_for_where_the_trace_has_none(has_stacks: bool) -> None
 def test_what_isn_t_the_hosts_is_named_apart(part: str, said: str) -> None:
     """Of a GPU that also waits for the CPU, for far less."""
     times: dict[str, Any] = {f"{part}_ms": 30.0, "host_ms": 5.0}
-    one = replace(rank(0, 16, 65.0), device="cuda:0", compute_ms=30.0, **times)
-    found, *advice = [each.text for each in remaining(variant("single", (16,), 65.0, one))]
+    on_gpu = replace(rank(0, 16, 65.0), device="cuda:0", compute_ms=30.0, **times)
+    found, *advice = [each.text for each in remaining(variant("single", (16,), 65.0, on_gpu))]
     assert said in found
     assert bool(advice) == (part != "tail")
     assert "larger batches" not in "".join(advice)
@@ -383,16 +385,16 @@ def test_a_rank_that_sleeps_is_not_in_python_between_operators(wording: Wording)
     """CPU time shows it: 20 ms asleep on rank 0, 40 on rank 1."""
     asleep_ = (rank(0, 1, 21.0, 20.6, host=20.2), rank(1, 1, 42.1, host=41.2))
     worked: Any = {"step_ms": 42.0, "cpu_ms": 1.1, "thread_cpu_ms": 1.1}
-    seen = tuple(replace(one, **worked) for one in asleep_)
+    seen = tuple(replace(figures, **worked) for figures in asleep_)
     wording(known(largest_loss(asleep_)).text)
     wording(known(largest_loss(seen)).text)
-    alike = tuple(replace(one, **worked) for one in (asleep_[1], replace(asleep_[1], rank=0)))
+    alike = tuple(replace(figures, **worked) for figures in (asleep_[1], replace(asleep_[1], rank=0)))
     wording(known(largest_loss(alike)).text)
     partly = tuple(
-        replace(one, cpu_ms=4.0, thread_cpu_ms=4.0) for one in alike
+        replace(figures, cpu_ms=4.0, thread_cpu_ms=4.0) for figures in alike
     )  # Python's 4 ms aren't what takes long
     assert "blocked" in known(largest_loss(partly)).text
-    busy = tuple(replace(one, cpu_ms=41.0, thread_cpu_ms=41.0) for one in alike)
+    busy = tuple(replace(figures, cpu_ms=41.0, thread_cpu_ms=41.0) for figures in alike)
     assert "in Python between operators" in known(largest_loss(busy)).text
 
 
@@ -415,7 +417,7 @@ def test_compute_that_grew_on_all_ranks_is_named_with_its_reason(
     )
     fast = variant("ddp-fast", (32, 32), 50.0, *ranks)
     more = {"operators_ms": dict[str, float](), **more}  # type: ignore[dict-item]
-    longer = tuple(replace(one, span_ms=60.0, compute_ms=60.0, **more) for one in ranks)  # type: ignore[arg-type]
+    longer = tuple(replace(rank, span_ms=60.0, compute_ms=60.0, **more) for rank in ranks)  # type: ignore[arg-type]
     slow = variant("ddp-slow", (32, 32), 60.0, *longer)
     wording(why_text(slow, fast))
     assert why_slower(fast, slow) is None
@@ -428,10 +430,10 @@ def test_compute_that_grew_is_in_ms_of_the_timed_step_unless_that_is_far_from_it
     """Traced steps took 60 ms."""
     alike = [rank(number, 32, 50.0) for number in (0, 1)]
     fast = variant(
-        "ddp-fast", (32, 32), fast_ms, *(replace(one, operators_ms={"gemm": 30.0}) for one in alike)
+        "ddp-fast", (32, 32), fast_ms, *(replace(figures, operators_ms={"gemm": 30.0}) for figures in alike)
     )
     more = {"span_ms": 60.0, "compute_ms": 60.0}
-    longer = (replace(one, operators_ms={"gemm": 40.0}, **more) for one in alike)  # type: ignore[arg-type]
+    longer = (replace(each, operators_ms={"gemm": 40.0}, **more) for each in alike)  # type: ignore[arg-type]
     wording(why_text(variant("ddp-slow", (32, 32), timed_ms, *longer), fast))
 
 

@@ -81,7 +81,7 @@ def test_a_program_that_never_got_steady_shows_its_last_half(
 
 def test_programs_without_steps_leave_nothing_to_resume(files: Files) -> None:
     programs = [PROGRAM, replace(PROGRAM, id="script-2-b", varied={"args": ("--b",)})]
-    launches = [launch(f"0{at}-{one.id}", one.id, 0, [one]) for at, one in enumerate(programs, 1)]
+    launches = [launch(f"0{at}-{each.id}", each.id, 0, [each]) for at, each in enumerate(programs, 1)]
     write_json(files.run.plan, replace(plan(programs, launches, PROGRAM.id), budget_s=60.0))
     files.close(programs[0])
     assert not compare_run(files.run).complete
@@ -146,11 +146,11 @@ def test_of_a_program_that_failed_only_the_failure_is_said(files: Files) -> None
 def test_a_program_that_is_compared_and_alone_so_far_is_named_so(
     files: Files, args: tuple[str, ...], wording: Wording
 ) -> None:
-    one = replace(ALONE, id="script-1-a", varied={"args": args})
-    other = replace(one, id="script-1-b", varied={"args": ("--other",)})
-    append_lines(files.run.steps(one.id, 0), steps_of([50, 51] * 20, 10))
-    launches = [launch("01", one.id, 0, [one]), launch("02", other.id, 0, [other])]
-    write_json(files.run.plan, plan([one, other], launches, one.id))
+    varied = replace(ALONE, id="script-1-a", varied={"args": args})
+    other = replace(varied, id="script-1-b", varied={"args": ("--other",)})
+    append_lines(files.run.steps(varied.id, 0), steps_of([50, 51] * 20, 10))
+    launches = [launch("01", varied.id, 0, [varied]), launch("02", other.id, 0, [other])]
+    write_json(files.run.plan, plan([varied, other], launches, varied.id))
     wording(compare_run(files.run).headline)
 
 
@@ -214,8 +214,8 @@ def test_programs_are_compared_by_their_steps_which_may_do_different_work(
     files: Files, nums: tuple[int, int], batch: int | None, wording: Wording
 ) -> None:
     """Unless the job says how many samples each has."""
-    one = replace(ALONE, global_batch=batch)
-    programs = [replace(one, id=f"script-1-{args}", varied={"args": (args,)}) for args in ("16", "32")]
+    sized = replace(ALONE, global_batch=batch)
+    programs = [replace(sized, id=f"script-1-{args}", varied={"args": (args,)}) for args in ("16", "32")]
     launches = []
     for repetition in range(6):
         for program, num, ms in zip(programs, nums, (20, 28), strict=True):
@@ -253,7 +253,7 @@ def test_the_first_launch_of_a_run_says_little_about_length_and_memory(
     files.close(*programs)
     comparison = compare_run(files.run)
     expected = [(4, 2), (4, 1)] if is_compared else [(9, 3), (4, 1)]
-    assert [(one.wall_s, one.peak_gib) for one in comparison.variants] == expected
+    assert [(variant.wall_s, variant.peak_gib) for variant in comparison.variants] == expected
     notes = "\n".join(notes_of(comparison))
     assert ("their whole runs took 4.0 s and 4.0 s." in notes) == is_compared
     assert ("y time and memory (estimates) choose" in notes) == is_compared

@@ -69,7 +69,7 @@ def test_a_pipeline_whose_ranks_work_alike_loses_its_bubble() -> None:
         for number, bubble in enumerate(bubbles)
     )
     said = "stage 1 waits 22 % of its step (37.4 of 167 ms) for stages 0 and 2 (pipeline bubble)"
-    asleep_ = tuple(replace(one, step_ms=167.0, cpu_ms=1.1, thread_cpu_ms=1.1) for one in stages)
+    asleep_ = tuple(replace(stage, step_ms=167.0, cpu_ms=1.1, thread_cpu_ms=1.1) for stage in stages)
     assert known(largest_loss(asleep_)).text == said
     text = sentence([variant("pp", (1, 1), 167.0, *asleep_)], {})
     assert "(37.3 of 167 ms) for stages 0 and 2 (pipeline bubble).\nTry more micro-batches" in text
@@ -337,8 +337,10 @@ def test_only_the_thread_that_steps_can_be_in_python(
     thread_cpu_ms: float | None, python: float, blocked: float
 ) -> None:
     """It computes for 4 of 14 ms; threads of OpenMP spin on all cores meanwhile."""
-    one = replace(rank_figures(0, 8, 14.0, host=10.0), step_ms=14.0, cpu_ms=28.0, thread_cpu_ms=thread_cpu_ms)
-    found = {loss.part: loss for loss in losses((one,))}
+    figures = replace(
+        rank_figures(0, 8, 14.0, host=10.0), step_ms=14.0, cpu_ms=28.0, thread_cpu_ms=thread_cpu_ms
+    )
+    found = {loss.part: loss for loss in losses((figures,))}
     is_known = thread_cpu_ms not in (None, 0.5)
     between = found["python" if is_known else "outside"]
     assert (between.saved_ns, found["blocked"].saved_ns) == (1e6 * python, 1e6 * blocked)
@@ -346,8 +348,10 @@ def test_only_the_thread_that_steps_can_be_in_python(
 
 def test_neither_python_nor_blocked_is_more_than_is_certain() -> None:
     """Of 4 ms of operators the thread waited up to 1.4 for a core: 3 to 4.4 of its 7 ms are Python's."""
-    one = replace(rank_figures(0, 8, 14.0, host=10.0), step_ms=14.0, thread_cpu_ms=7.0, queue_percent=10.0)
-    found = {loss.part: loss.saved_ns / 1e6 for loss in losses((one,))}
+    figures = replace(
+        rank_figures(0, 8, 14.0, host=10.0), step_ms=14.0, thread_cpu_ms=7.0, queue_percent=10.0
+    )
+    found = {loss.part: loss.saved_ns / 1e6 for loss in losses((figures,))}
     assert found["python"] == pytest.approx(3.0)
     assert found["blocked"] == pytest.approx(10.0 - 4.4)
 
@@ -360,8 +364,8 @@ def test_of_ranks_that_are_alike_without_communication_the_awaited_one_is_the_sl
     awaited, waiting = rank_figures(0, 32, 24.0), rank_figures(1, 32, 18.0, 6.0)
     known_ms = ((awaited, 0.3), (waiting, ablation_ms))
     ranks = [
-        replace(one, step_ms=23.8, exposed_comm_ms=replace(one.exposed_comm_ms, ablation=ms))
-        for one, ms in known_ms
+        replace(figures, step_ms=23.8, exposed_comm_ms=replace(figures.exposed_comm_ms, ablation=ms))
+        for figures, ms in known_ms
     ]
     found = known(slowest_rank(ranks))
     assert found.rank == slowest

@@ -50,9 +50,9 @@ def run(
 
 def under_load(run: Comparison) -> Comparison:
     """The same, whose rank waited for cores."""
-    (one,) = run.variants
+    (measured,) = run.variants
     ranks = (replace(RankFigures(0, "cpu:0", 1, None, {}, None, None), queue_percent=8.0),)
-    return replace(run, variants=(replace(one, ranks=ranks),))
+    return replace(run, variants=(replace(measured, ranks=ranks),))
 
 
 A = [100.0, 101.0, 99.0, 100.5, 99.5, 100.0]
@@ -60,26 +60,28 @@ B = [110.0, 111.0, 108.0, 110.5, 109.5, 110.0]
 
 
 def test_percent_of_b_against_a_with_welchs_interval() -> None:
-    (one,) = diff_runs(run(result("v", A)), run(result("v", B))).variants
+    (change,) = diff_runs(run(result("v", A)), run(result("v", B))).variants
     logs = [[math.log(ms) for ms in medians] for medians in (B, A)]
     expected = scipy.stats.ttest_ind(*logs, equal_var=False).confidence_interval(0.95)
-    assert one.difference.ci == pytest.approx(tuple(100 * math.expm1(end) for end in expected))
-    assert one.difference.percent == pytest.approx(9.83, abs=0.01)
-    assert (one.difference.verdict, one.note, one.label) == ("slower", None, "ddp 32/32")
-    assert known(one.b_ms) / known(one.a_ms) - 1 == pytest.approx(known(one.difference.percent) / 100)
+    assert change.difference.ci == pytest.approx(tuple(100 * math.expm1(end) for end in expected))
+    assert change.difference.percent == pytest.approx(9.83, abs=0.01)
+    assert (change.difference.verdict, change.note, change.label) == ("slower", None, "ddp 32/32")
+    assert known(change.b_ms) / known(change.a_ms) - 1 == pytest.approx(
+        known(change.difference.percent) / 100
+    )
 
 
-def loaded(one: VariantResult, queue_percent: float, throttled: str | None = None) -> VariantResult:
+def loaded(measured: VariantResult, queue_percent: float, throttled: str | None = None) -> VariantResult:
     rank = RankFigures(
         0, "cpu:0", 32, 100.0, {}, None, None, queue_percent=queue_percent, throttled=throttled
     )
-    return replace(one, ranks=(rank,))
+    return replace(measured, ranks=(rank,))
 
 
 def test_a_low_clock_leaves_past_runs_without_a_verdict() -> None:
-    (one,) = diff_runs(run(result("v", A)), run(loaded(result("v", B), 0.0, "hot"))).variants
-    assert (one.difference.verdict, one.note) == ("inconclusive", "the clock of a GPU was throttled")
-    assert one.difference.ci is not None
+    (change,) = diff_runs(run(result("v", A)), run(loaded(result("v", B), 0.0, "hot"))).variants
+    assert (change.difference.verdict, change.note) == ("inconclusive", "the clock of a GPU was throttled")
+    assert change.difference.ci is not None
 
 
 @pytest.mark.parametrize(
@@ -219,46 +221,46 @@ def test_a_run_against_itself_never_differs(medians_ms: list[float]) -> None:
 
 
 def test_below_six_launches_there_is_no_verdict(wording: Wording) -> None:
-    (one,) = diff_runs(run(result("v", A[:5])), run(result("v", B))).variants
-    assert (one.difference.ci, one.difference.verdict) == (None, "inconclusive")
-    wording(one.note)
+    (change,) = diff_runs(run(result("v", A[:5])), run(result("v", B))).variants
+    assert (change.difference.ci, change.difference.verdict) == (None, "inconclusive")
+    wording(change.note)
 
 
 def test_waiting_for_cores_in_either_run_widens_the_interval() -> None:
     ranks = (RankFigures(0, "cpu:0", 32, 100.0, {}, None, None, queue_percent=4.0),)
     busy = replace(result("v", A), ranks=ranks)
-    (one,) = diff_runs(run(result("v", A)), run(result("v", B))).variants
+    (change,) = diff_runs(run(result("v", A)), run(result("v", B))).variants
     for runs in ((run(busy), run(result("v", B))), (run(result("v", B)), run(busy))):
         (wider,) = diff_runs(*runs).variants
-        logs = [[math.log1p(end / 100) for end in known(it.difference.ci)] for it in (one, wider)]
+        logs = [[math.log1p(end / 100) for end in known(it.difference.ci)] for it in (change, wider)]
         widths = [high - low for low, high in logs]
         assert widths[1] - widths[0] == pytest.approx(-2 * math.log1p(-4.0 * 4.0 / 5.0 / 100))
 
 
 def test_one_launch_has_no_interval_and_the_note_says_how_to_get_one(wording: Wording) -> None:
-    (one,) = diff_runs(run(result("v", [100.0])), run(result("v", [150.0]))).variants
-    assert one.difference.percent == pytest.approx(50.0)
-    assert (one.difference.ci, one.difference.verdict) == (None, "inconclusive")
-    wording(one.note)
+    (change,) = diff_runs(run(result("v", [100.0])), run(result("v", [150.0]))).variants
+    assert change.difference.percent == pytest.approx(50.0)
+    assert (change.difference.ci, change.difference.verdict) == (None, "inconclusive")
+    wording(change.note)
     decided = run(result("v", [150.0]), job={"until": "decided"})
-    (one,) = diff_runs(run(result("v", A)), decided).variants
-    wording(known(one.note))
-    assert known(one.note).endswith("set a larger `budget`")
+    (change,) = diff_runs(run(result("v", A)), decided).variants
+    wording(known(change.note))
+    assert known(change.note).endswith("set a larger `budget`")
 
 
 def test_a_variant_that_failed_in_one_run_is_not_compared() -> None:
-    (one,) = diff_runs(run(result("v", A)), run(result("v", B, status="failed"))).variants
-    assert one.difference == Difference(None, None, "inconclusive")
-    assert one.note == "failed in run B"
-    (one,) = diff_runs(run(result("v", [], status="oom")), run(result("v", B))).variants
-    assert (one.a_ms, one.b_ms, one.note) == (None, pytest.approx(109.83, abs=0.01), "oom in run A")
+    (change,) = diff_runs(run(result("v", A)), run(result("v", B, status="failed"))).variants
+    assert change.difference == Difference(None, None, "inconclusive")
+    assert change.note == "failed in run B"
+    (change,) = diff_runs(run(result("v", [], status="oom")), run(result("v", B))).variants
+    assert (change.a_ms, change.b_ms, change.note) == (None, pytest.approx(109.83, abs=0.01), "oom in run A")
 
 
 def test_variants_of_one_run_only_are_listed() -> None:
     diff = diff_runs(run(result("v", A), result("x", A)), run(result("y", A), result("v", A)))
-    assert [(one.id, one.label) for one in diff.only_in_a] == [("x", "ddp 32/32")]
-    assert [one.id for one in diff.only_in_b] == ["y"]
-    assert [one.id for one in diff.variants] == ["v"]
+    assert [(each.id, each.label) for each in diff.only_in_a] == [("x", "ddp 32/32")]
+    assert [each.id for each in diff.only_in_b] == ["y"]
+    assert [variant.id for variant in diff.variants] == ["v"]
     assert diff_runs(run(result("x", A)), run(result("y", A))).ci_level is None
 
 
@@ -283,7 +285,7 @@ def test_variants_of_one_name_that_do_other_work_are_not_compared(
     diff = diff_runs(a, b)
     (unlike,) = diff.not_comparable
     assert (unlike.id, unlike.reason) == ("v", reason)
-    assert [one.id for one in diff.variants] == ([] if job else ["w"])
+    assert [variant.id for variant in diff.variants] == ([] if job else ["w"])
     assert diff.ci_level == (None if job else 0.95)
 
 
@@ -319,11 +321,11 @@ def test_a_run_that_could_not_be_ranked_is_marked(wording: Wording) -> None:
 
 
 def test_a_balanced_split_that_moves_by_one_sample_is_the_same_work() -> None:
-    one, other = (
+    balanced, other = (
         replace(result("v", A), split_name="balanced", split=split) for split in ((40, 24), (41, 23))
     )
-    assert not diff_runs(run(one), run(other)).not_comparable
-    assert diff_runs(run(one), run(replace(other, split_name="even"))).not_comparable
+    assert not diff_runs(run(balanced), run(other)).not_comparable
+    assert diff_runs(run(balanced), run(replace(other, split_name="even"))).not_comparable
 
 
 @pytest.mark.parametrize(
@@ -343,11 +345,11 @@ def test_settings_that_change_the_work_can_be_allowed_to_differ(key: str, old: A
 
 
 def test_the_code_of_both_runs_is_compared(wording: Wording) -> None:
-    one, other = (
+    before, other = (
         replace(result("v", A), code=code)
         for code in ({"train.py": "1", "model.py": "2"}, {"train.py": "3", "model.py": "2", "new.py": "4"})
     )
-    a = replace(run(one), code=CodeVersion("/x", "1" * 40, False))
+    a = replace(run(before), code=CodeVersion("/x", "1" * 40, False))
     b = replace(run(other), code=CodeVersion("/y", "1" * 40, True))
     wording(diff_runs(a, b).marks)
     assert diff_runs(a, replace(a, code=CodeVersion("/y", "1" * 40, False))).marks == ()

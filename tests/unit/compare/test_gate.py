@@ -26,19 +26,19 @@ A = Side("main", "/tmp/gate/code", "/tmp/gate/code", "", "1a2b3c4d5e")
 B = Side("working copy", "/home/me/repo", "/home/me/repo", "", "1a2b3c4d5e with uncommitted changes")
 
 
-def versions(one: Variant) -> tuple[Variant, Variant]:
+def versions(variant: Variant) -> tuple[Variant, Variant]:
     return (
-        replace(one, id=f"{one.id}-a", side="a", varied={"code": A.name}),
-        replace(one, id=f"{one.id}-b", side="b", varied={"code": B.name}),
+        replace(variant, id=f"{variant.id}-a", side="a", varied={"code": A.name}),
+        replace(variant, id=f"{variant.id}-b", side="b", varied={"code": B.name}),
     )
 
 
 def gate_plan(*variants: Variant, repetitions: int) -> Plan:
-    groups = [version for one in variants for version in versions(one)]
+    groups = [version for variant in variants for version in versions(variant)]
     launches = [
-        launch(f"{repetition}-{one.id}", one.id, repetition, [one])
+        launch(f"{repetition}-{version.id}", version.id, repetition, [version])
         for repetition in range(repetitions)
-        for one in (groups if repetition % 2 == 0 else groups[::-1])
+        for version in (groups if repetition % 2 == 0 else groups[::-1])
     ]
     pairs = tuple((a.id, b.id) for a, b in map(versions, variants))
     gate = GatePlan(3.0, A, B, pairs=pairs)
@@ -54,10 +54,10 @@ def measured(
 ) -> Files:
     """Each variant at 100 ms before, and at `ratio` of it after; the machine gets slower all the time."""
     files = Files(RunDir(directory))
-    planned = gate_plan(*(one for one, _ in ratios), repetitions=repetitions)
+    planned = gate_plan(*(variant for variant, _ in ratios), repetitions=repetitions)
     write_json(files.run.plan, planned)
-    for one, ratio in ratios:
-        for version in versions(one):
+    for variant, ratio in ratios:
+        for version in versions(variant):
             for repetition in range(repetitions):
                 ms = (100 + repetition) * (ratio if version.side == "b" else 1.0)
                 noisy = ms * (1 + scatter * wobble(repetition + 3 * (version.side == "b")))
@@ -168,7 +168,7 @@ def test_cpu_time_decides_where_the_time_of_a_step_does_not(
     assert (gate.outcome, row.a_ms) == (outcome, pytest.approx(100, rel=0.01))  # two ranks
     wording(said_of(files))
     assert "A: CPU ms" in gate_markdown(comparison, gate, "")
-    assert [one.vs_baseline for one in comparison.variants] == [
+    assert [variant.vs_baseline for variant in comparison.variants] == [
         None,
         None,
     ]  # the table has the time of a step

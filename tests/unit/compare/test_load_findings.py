@@ -78,16 +78,16 @@ def test_ranks_that_wait_for_each_other_are_no_other_load(load_ms: float, least:
         (found,) = waited.values()
         assert (100 * found.least, 100 * found.most) == pytest.approx((least, most), abs=0.5)
     apart = waiting_of_ranks(steps, {})  # on cores of their own the other's time isn't in what was counted
-    assert all(queue_percent(one) == 15 for one in apart.values())
+    assert all(queue_percent(load) == 15 for load in apart.values())
 
 
 @pytest.mark.parametrize(
     ("cpus", "shares"), [(((), ()), True), (((0,), (1,)), False), (((0, 1), (1,)), True)]
 )
 def test_ranks_share_cores_unless_they_are_bound_or_on_other_nodes(cpus: Any, shares: bool) -> None:
-    one, two = (Process(rank, {}, (), cpus[rank]) for rank in range(2))
-    assert sharing([one, two])[0] == ({1} if shares else set())
-    assert not sharing([one, replace(two, node=1)])[0]
+    first, two = (Process(rank, {}, (), cpus[rank]) for rank in range(2))
+    assert sharing([first, two])[0] == ({1} if shares else set())
+    assert not sharing([first, replace(two, node=1)])[0]
 
 
 def test_without_load_no_step_is_shorter_than_what_a_thread_computes() -> None:
@@ -248,10 +248,10 @@ def test_other_load_changes_no_verdict_and_is_said_next_to_it(files: Any, wordin
     quiet = compare_run(files.run)
     hand_made.add_load(files, hand_made.EVEN, 7.5)
     comparison = compare_run(files.run)
-    one, other = (known(found.variants[1].vs_baseline) for found in (comparison, quiet))
-    assert (one.ci, one.verdict, one.wins, one.of) == (other.ci, "slower", 8, 8)
-    assert (known(one.without_load).holds, known(other.without_load).holds) == ("yes", "unknown")
-    assert known(known(one.without_load).ci)[1] > 25
+    loaded, other = (known(found.variants[1].vs_baseline) for found in (comparison, quiet))
+    assert (loaded.ci, loaded.verdict, loaded.wins, loaded.of) == (other.ci, "slower", 8, 8)
+    assert (known(loaded.without_load).holds, known(other.without_load).holds) == ("yes", "unknown")
+    assert known(known(loaded.without_load).ci)[1] > 25
     wording(comparison.summary)
 
 
@@ -298,7 +298,7 @@ def test_a_hot_gpu_leaves_nothing_ranked_and_says_what_to_do(files: Any, wording
     wording(comparison.headline)
     assert "cool down" in comparison.summary
     assert (comparison.leader, comparison.fastest) == (None, None)
-    assert [one.id for one in by_rank(comparison)[0]] == [one.id for one in comparison.variants]
+    assert [each.id for each in by_rank(comparison)[0]] == [variant.id for variant in comparison.variants]
     pasted = known(lines_to_paste(comparison))
     wording(pasted)
 

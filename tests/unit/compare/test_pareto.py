@@ -111,7 +111,7 @@ def test_no_other_is_both_faster_and_clearly_smaller(points: list[tuple[float, f
 
 @pytest.mark.parametrize("devices", [("cpu:0", "cpu:1"), ("cuda:0", "cuda:1")])
 def test_that_replicas_on_cpus_have_one_peak_is_said(devices: tuple[str, str]) -> None:
-    results = [replace(one, devices=devices) for one in variants((10, 4.0), (12, 2.0))]
+    results = [replace(variant, devices=devices) for variant in variants((10, 4.0), (12, 2.0))]
     of_replicas = [replace(results[0], strategy="dp"), results[1]]
     said = "on CPU devices, the peak of dp is that of all devices together"
     found = fitting_in(8 * GIB, of_replicas, SLOWER)

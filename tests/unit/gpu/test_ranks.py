@@ -159,7 +159,7 @@ def test_a_rank_that_nccl_waits_for_is_found() -> None:
         (0,),
         (1,),
     )
-    assert [(one.backend, one.seq) for one in last_ones(histories[0])] == [("gloo", 5), ("nccl", 12)]
+    assert [(each.backend, each.seq) for each in last_ones(histories[0])] == [("gloo", 5), ("nccl", 12)]
     same = {rank: parse_history(dump("gloo", 5)) for rank in (0, 1)}
     assert find_gap(same) is None
 
@@ -184,13 +184,13 @@ def test_both_recorders_are_asked(tmp_path: Path) -> None:
         threading.Thread(target=server.serve_forever, args=(0.01,)).start()
         try:
             me = RankState(0, os.getpid(), 1, 0)
-            assert [(one.backend, one.seq) for one in ask_history(control, me) or ()] == [
+            assert [(each.backend, each.seq) for each in ask_history(control, me) or ()] == [
                 ("gloo", 1),
                 ("nccl", 1),
                 ("nccl", 2),
             ]
             del answers["/handler/dump_nccl_trace_json"]
-            assert [one.backend for one in ask_history(control, me) or ()] == ["gloo"]
+            assert [collective.backend for collective in ask_history(control, me) or ()] == ["gloo"]
             assert ask_history(control, replace(me, pid=1)) is None  # another process listens there
             answers.clear()  # a torch without recorders
             assert ask_history(control, me) is None
@@ -890,8 +890,8 @@ class FakeGather:
 
     @staticmethod
     def apply(device: Any, dim: int, *inputs: Any) -> Tensor:
-        assert all(isinstance(one, Tensor) for one in inputs)
-        if all(one.dim() == 0 for one in inputs):
+        assert all(isinstance(tensor, Tensor) for tensor in inputs)
+        if all(tensor.dim() == 0 for tensor in inputs):
             warnings.warn("Was asked to gather along dimension 0, but all were scalars", stacklevel=2)
         return torch.cat(inputs, dim)
 

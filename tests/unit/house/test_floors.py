@@ -132,7 +132,7 @@ def taken_from_face(module: Module) -> list[tuple[int, str]]:
     for node in module.nodes:
         match node:
             case ast.ImportFrom(module="gpurun", names=names):
-                found += [(node.lineno, one.name) for one in names if one.name not in OF_THE_FACE]
+                found += [(node.lineno, name.name) for name in names if name.name not in OF_THE_FACE]
             case ast.Attribute(value=ast.Name(id="gpurun"), attr=name) if name not in OF_THE_FACE:
                 found.append((node.lineno, name))
     return found

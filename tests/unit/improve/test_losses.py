@@ -91,6 +91,6 @@ def test_one_launch_that_trains_otherwise_is_enough() -> None:
 
 
 @given(st.lists(FLOATS, min_size=1, max_size=9), st.lists(FLOATS, min_size=1, max_size=9))
-def test_what_is_bitwise_the_same_has_the_same_losses(one: list[float], other: list[float]) -> None:
-    num = min(len(one), len(other))
-    assert (sameness([one], [other]) == "bitwise") == (one[:num] == other[:num])
+def test_what_is_bitwise_the_same_has_the_same_losses(some: list[float], other: list[float]) -> None:
+    num = min(len(some), len(other))
+    assert (sameness([some], [other]) == "bitwise") == (some[:num] == other[:num])

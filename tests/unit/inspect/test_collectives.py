@@ -145,8 +145,8 @@ def test_numbers_go_before_stacks_and_name_the_line(wording: Wording) -> None:
 
 def usage(histories: list[Any], threads: list[tuple[Thread, ...]]) -> list[RankUsage]:
     seen = [
-        RankSnapshot(rank, 7 + rank, 3, *one, cpu_s=rank)
-        for rank, one in enumerate(zip(threads, histories, strict=True))
+        RankSnapshot(rank, 7 + rank, 3, *pair, cpu_s=rank)
+        for rank, pair in enumerate(zip(threads, histories, strict=True))
     ]
     return list(usage_of(seen).values())
 
@@ -159,5 +159,5 @@ def test_a_rank_waits_as_long_as_its_newest_collective_stays_the_same() -> None:
 
 def test_what_a_rank_waits_for_is_not_known_without_its_history() -> None:
     """It may go from one collective to the next."""
-    assert [one.waits_in for one in usage([None, ()], [IN_BARRIER, IN_BARRIER])] == [None, ()]
-    assert [one.waits_in for one in usage([REDUCED_ONCE] * 2, [SLEEPS, ()])] == [None, None]
+    assert [rank.waits_in for rank in usage([None, ()], [IN_BARRIER, IN_BARRIER])] == [None, ()]
+    assert [rank.waits_in for rank in usage([REDUCED_ONCE] * 2, [SLEEPS, ()])] == [None, None]

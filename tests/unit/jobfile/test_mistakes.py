@@ -90,7 +90,7 @@ def messages(directory: Path, name: str, case: str) -> str:
     overrides = [line.removeprefix("--set ") for line in lines if line.startswith("--set ")]
     own = [line for line in lines if not line.startswith("--set ")]
     base = [
-        line for line in BASES[name] if not any(one.startswith(line.partition(":")[0] + ":") for one in own)
+        line for line in BASES[name] if not any(each.startswith(line.partition(":")[0] + ":") for each in own)
     ]
     path = directory / "job.yaml"
     path.write_text("\n".join([*base, *own]) + "\n")

@@ -258,12 +258,12 @@ def test_what_is_proposed_to_compare_is_a_job(tmp_path: Path, kind: JobKind) -> 
     assert len(build_plan(spec, MACHINE).variants) == 2
 
 
-@pytest.mark.parametrize("one", ["cuda:0", "cuda:1@0", "GPU-1b2c", "MIG-1b2c"])
-def test_one_gpu_needs_no_list(one: str) -> None:
-    text = program_job(None, "json.tool", (), one)
-    assert load_text(text, "", (), Path()).devices == (one,)
+@pytest.mark.parametrize("device", ["cuda:0", "cuda:1@0", "GPU-1b2c", "MIG-1b2c"])
+def test_one_gpu_needs_no_list(device: str) -> None:
+    text = program_job(None, "json.tool", (), device)
+    assert load_text(text, "", (), Path()).devices == (device,)
     pattern = re.compile(ONE_GPU_PATTERN)
-    assert pattern.search(one)
+    assert pattern.search(device)
     assert not pattern.search("cpu:2")
 
 

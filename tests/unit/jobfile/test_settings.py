@@ -138,7 +138,7 @@ def comparison_of(spec: JobSpec) -> Comparison:
 
 
 def test_every_setting_has_values_to_test_it_with() -> None:
-    assert VALUES.keys() == SETTINGS.keys() == {one.name for one in fields(Settings)}
+    assert VALUES.keys() == SETTINGS.keys() == {field.name for field in fields(Settings)}
 
 
 @pytest.mark.parametrize("name", VARYING)
@@ -181,7 +181,7 @@ def test_the_worker_reads_all_that_it_is_given(kind: type) -> None:
         name for module in modules().values() if module.package == "worker" for _, name in identifiers(module)
     }
     others = {name for name, row in SETTINGS.items() if TRAINING not in row.kinds} | {"device_count"}
-    assert {one.name for one in fields(kind)} - others <= read
+    assert {field.name for field in fields(kind)} - others <= read
     assert others - {"device_count"} >= {"script", "module", "args", "options", "calls", "env"}
 
 
@@ -193,7 +193,7 @@ def test_what_varies_is_in_hyperparameters_and_json(tmp_path: Path, name: str) -
     assert shown[0]
     assert shown[0] != shown[1]
     first, second = (msgspec.to_builtins(result) for result in results)
-    kept = [(one["varied"].get(name), one.get(name), len(one["devices"])) for one in (first, second)]
+    kept = [(each["varied"].get(name), each.get(name), len(each["devices"])) for each in (first, second)]
     assert kept[0] != kept[1]
 
 
@@ -255,12 +255,14 @@ def test_a_strategy_takes_the_options_that_it_has(strategy: str) -> None:
         for parameter in inspect.signature(each.__init__).parameters.values()
         if parameter.kind is parameter.KEYWORD_ONLY
     }
-    has = {name for name, one in SETTINGS.items() if one.option and name in settings_for(TRAINING, strategy)}
+    has = {
+        name for name, each in SETTINGS.items() if each.option and name in settings_for(TRAINING, strategy)
+    }
     assert taken & SETTINGS.keys() == has
 
 
 def test_every_option_is_of_a_strategy() -> None:
-    options = {name for name, one in SETTINGS.items() if one.option}
+    options = {name for name, setting in SETTINGS.items() if setting.option}
     of = {name for name in options for strategy in IN_JOBS if name in settings_for(TRAINING, strategy)}
     assert of == options
 
@@ -270,7 +272,7 @@ def test_diff_compares_the_same_work_only(tmp_path: Path, name: str) -> None:
     a, b = (comparison_of(job_of(tmp_path, name, {name: value})) for value in VALUES[name])
     diff = diff_runs(a, b)
     if SETTINGS[name].same_work:
-        assert not any(f"{name}: " in one.reason for one in diff.not_comparable)
+        assert not any(f"{name}: " in pair.reason for pair in diff.not_comparable)
     else:
         (found,) = diff.not_comparable
         assert f"{name}: " in found.reason

@@ -355,7 +355,7 @@ def test_one_workload_is_shown_with_what_its_parameters_mean(wording: Wording) -
     assert "resnet50" not in shown
     assert all(len(line) <= 40 for line in render_entry(entry, 40).splitlines())
     listed = json.loads(CliRunner().invoke(cli, ["workloads", "lstm", "gpt", "--json"]).output)
-    assert [one["name"] for one in listed["workloads"]] == ["gpt", "lstm"]
+    assert [workload["name"] for workload in listed["workloads"]] == ["gpt", "lstm"]
 
 
 @pytest.mark.parametrize("words", [["gtp"], ["gpt", "zzz"]])

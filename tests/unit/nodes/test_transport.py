@@ -79,7 +79,7 @@ def loop() -> Iterator[LinkLoop]:
 
 @contextmanager
 def linked(loop: LinkLoop, *chosen: LinkOptions) -> Iterator[list[NodeLink]]:
-    links = [NodeLink(one, loop) for one in chosen]
+    links = [NodeLink(options, loop) for options in chosen]
     try:
         yield links
     finally:
@@ -179,9 +179,9 @@ def test_connections_and_heartbeats_are_linear_in_the_number_of_nodes(port: int,
     """Each node has one connection, to node 0."""
     num_nodes = 9
     with connected(loop, *(options(rank, port, num_nodes=num_nodes) for rank in range(num_nodes))):
-        found = [one for one in psutil.net_connections("tcp") if one.status == "ESTABLISHED"]
-        assert sum(one.laddr[1:2] == (port,) for one in found) == num_nodes - 1
-        assert sum(one.raddr[1:2] == (port,) for one in found) == num_nodes - 1
+        found = [each for each in psutil.net_connections("tcp") if each.status == "ESTABLISHED"]
+        assert sum(connection.laddr[1:2] == (port,) for connection in found) == num_nodes - 1
+        assert sum(connection.raddr[1:2] == (port,) for connection in found) == num_nodes - 1
 
 
 def test_a_message_to_oneself_comes_after_those_that_have_come(port: int, loop: LinkLoop) -> None:
@@ -282,7 +282,7 @@ def test_a_silent_node_counts_as_lost_when_it_is_said() -> None:
         server._report_change(rank, is_quiet=True)
         server.silence.close(rank, 1.0)
         server._report_change(rank, is_quiet=True)
-    limits = [re.search(r"after (\d+) s", one.message.text) for one in said]
+    limits = [re.search(r"after (\d+) s", failure.message.text) for failure in said]
     assert [float(found[1]) for found in limits if found] == [30.0, CLOSED_S] * 2
 
 
@@ -325,7 +325,7 @@ def test_node_0_also_hears_of_a_rank_that_the_nodes_own_job_excludes(port: int, 
     with linked(loop, options(0, port, None)) as (first,):
         with pytest.raises(SpecError, match="node rank 3 is out of range"):
             joined(job, Path(), flags, inspect_machine(), print).__enter__()
-        assert any("node rank 3 (" in str(one) for one in collect(first, 1))
+        assert any("node rank 3 (" in str(message) for message in collect(first, 1))
 
 
 def test_strangers_fill_no_screen() -> None:
@@ -396,8 +396,8 @@ def test_every_message_arrives_once_and_in_order_however_often_the_stream_breaks
     lost = False
 
     def pass_on() -> None:
-        for one, other in ((ours, theirs), (theirs, ours)):
-            while not lost and (frame := one.next_frame()) is not None:
+        for sender, other in ((ours, theirs), (theirs, ours)):
+            while not lost and (frame := sender.next_frame()) is not None:
                 payload = other.accept(decode_frame(encode(frame)))
                 arrived.extend([payload] if payload is not None else [])
 

@@ -75,7 +75,7 @@ def test_the_order_of_a_repetition_is_a_fair_coin() -> None:
         coins = [first == "ddp-2" for first in groups[2::2]]
         assert coins == [second == "dp-2" for second in groups[3::2]]
         firsts += coins
-        changes += [one != other for one, other in pairwise(coins)]
+        changes += [coin != other for coin, other in pairwise(coins)]
     assert build_plan(jobs[0], CPU) == build_plan(jobs[0], CPU)  # so that a run can be resumed
     assert mean(firsts) == pytest.approx(0.5, abs=0.06)  # four deviations
     assert mean(changes) == pytest.approx(0.5, abs=0.06)
@@ -248,7 +248,7 @@ def test_checks_and_traces_belong_to_a_groups_first_launch() -> None:
     assert [config.gradient_check for config in found] == [True, True] + [False] * 10
     assert [config.profile is not None for config in found] == [True, True] + [False] * 10
     assert [config.memory for config in found] == [True, True] + [False] * 10
-    assert [one.ablation_rounds for one in found] == [5, 0, 0, 1] + [0] * 8  # six rounds, of `ddp` alone
+    assert [each.ablation_rounds for each in found] == [5, 0, 0, 1] + [0] * 8  # six rounds, of `ddp` alone
 
 
 def test_the_baseline_is_named_only_where_it_runs() -> None:

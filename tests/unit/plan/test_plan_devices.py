@@ -139,7 +139,7 @@ def test_auto_shares_the_cores_that_other_processes_leave(wording: Wording) -> N
         assert {variant.threads for variant in plan.variants} == {threads}
     wording(plan.notes)
     program = build_plan(spec_of("module: json.tool\ndevices: cpu:2"), replace(FakeMachine(8), free_cores=3))
-    assert {one.env["OMP_NUM_THREADS"] for one in program.launches[0].processes} == {"1"}
+    assert {process.env["OMP_NUM_THREADS"] for process in program.launches[0].processes} == {"1"}
 
 
 @pytest.mark.parametrize(

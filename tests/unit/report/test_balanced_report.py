@@ -136,8 +136,8 @@ def test_a_balanced_split_is_no_rival_of_the_split_whose_samples_it_found(
     times_ms = {hand_made.EVEN.id: (100.0, 1.0), named.id: (60.0, 0.5), BALANCED.id: (60.0, -0.5)}
     for launch in launches:
         sign = 1 if launch.repetition % 2 else -1
-        for one in variants:
-            files.rounds(one, launch.id, [times_ms[one.id][0] + sign * times_ms[one.id][1]] * 5)
+        for variant in variants:
+            files.rounds(variant, launch.id, [times_ms[variant.id][0] + sign * times_ms[variant.id][1]] * 5)
     files.close(*variants)
     comparison = compare_run(files.run)
     assert known(comparison.variants[-1].balanced).same_as == (named.id,)

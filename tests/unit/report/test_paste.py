@@ -24,7 +24,7 @@ SEARCHED = ROOT / "docs/runs/tune"
 def compared(files: Any) -> VariantResult:
     """The uneven variant of a run."""
     hand_made.write_splits(files, ratio=0.7)
-    return next(one for one in compare_run(files.run).variants if len(set(one.split)) > 1)
+    return next(variant for variant in compare_run(files.run).variants if len(set(variant.split)) > 1)
 
 
 def pasted(files: Any, **fields: Any) -> str:
@@ -133,10 +133,10 @@ def test_no_lines_for_a_split_that_is_slower_than_the_jobs_own_setting(files: An
 def test_no_lines_for_a_split_that_is_behind_and_not_yet_ranked() -> None:
     """The slowest of five, by 42 %."""
     comparison = replace(compare_run(find_run(SEARCHED)), fastest=None)
-    (behind,) = (one for one in comparison.variants if len(set(one.split)) > 1)
+    (behind,) = (variant for variant in comparison.variants if len(set(variant.split)) > 1)
     assert behind.vs_baseline is not None
     unsure = replace(behind.vs_baseline, verdict="inconclusive")
-    variants = (replace(one, vs_baseline=unsure) if one is behind else one for one in comparison.variants)
+    variants = (replace(each, vs_baseline=unsure) if each is behind else each for each in comparison.variants)
     assert lines_to_paste(replace(comparison, variants=tuple(variants))) is None
 
 

@@ -34,14 +34,14 @@ from gpurun.launcher.tensorboard_plugin.logdir import own, read_comparison
 from tests.sample import COMPARISON as RECORDED
 from tests.wording import Wording
 
-MEASURED = [one for one in RECORDED.variants if one.step_ms]
+MEASURED = [variant for variant in RECORDED.variants if variant.step_ms]
 COMPARISON = replace(
     RECORDED,
     variants=tuple(
         replace(
-            one, flop_per_s=3.1e13 / (1 + place), mfu=0.31 / (1 + place), joules_per_sample=0.1, wall_s=60.0
+            each, flop_per_s=3.1e13 / (1 + place), mfu=0.31 / (1 + place), joules_per_sample=0.1, wall_s=60.0
         )
-        for place, one in enumerate(MEASURED)
+        for place, each in enumerate(MEASURED)
     ),
 )
 Figures = dict[str, dict[str, float]]
@@ -65,9 +65,9 @@ def terminal(comparison: Comparison, run: RunDir) -> Shown:
     rows = lines[: len(comparison.variants)]
     ranked, others = by_rank(comparison)
     found = {}
-    for row, one in zip(rows, (*ranked, *others), strict=True):
+    for row, variant in zip(rows, (*ranked, *others), strict=True):
         cells = {title: row[:end].split("  ")[-1].strip() for title, end in ends.items()}
-        found[variant_label(one)] = {title: number(cell) for title, cell in cells.items() if cell}
+        found[variant_label(variant)] = {title: number(cell) for title, cell in cells.items() if cell}
     title, answer = screen.splitlines()[0].split("  ", 1)
     return f"{title}: {answer.strip()}.", found
 
@@ -95,10 +95,10 @@ def hparams(comparison: Comparison, run: RunDir) -> Shown:
     titles = {info.name.tag: info.display_name for info in experiment.metric_infos}
     assert titles == {metric.key: metric.label for metric in METRICS if metric.key in titles}
     found = {}
-    for one in comparison.variants:
-        events = EventAccumulator(str(run.variant(one.id))).Reload()
+    for variant in comparison.variants:
+        events = EventAccumulator(str(run.variant(variant.id))).Reload()
         keys = [key for key in titles if key in events.Tags()["scalars"]]
-        found[variant_label(one)] = {short[key]: events.Scalars(key)[0].value for key in keys}
+        found[variant_label(variant)] = {short[key]: events.Scalars(key)[0].value for key in keys}
     return experiment.description[: len(comparison.headline)], found
 
 
@@ -114,8 +114,8 @@ def drawn(answer: dict[str, Any]) -> Shown:
     """What the page draws from an answer."""
     titles = {each["key"]: each["short"] for each in answer["metrics"]}
     figures = {
-        one["label"]: {titles[key]: number(figure["text"]) for key, figure in one["figures"].items()}
-        for one in answer["variants"]
+        variant["label"]: {titles[key]: number(figure["text"]) for key, figure in variant["figures"].items()}
+        for variant in answer["variants"]
     }
     return answer["headline"], figures
 
@@ -131,8 +131,8 @@ def printed_json(comparison: Comparison, run: RunDir) -> Shown:
     titles = {each["key"]: each["short"] for each in data["metrics"]}
     labels = map(variant_label, comparison.variants)
     found = {
-        label: {titles[key]: value for key, value in one["figures"].items()}
-        for label, one in zip(labels, data["variants"], strict=True)
+        label: {titles[key]: value for key, value in variant["figures"].items()}
+        for label, variant in zip(labels, data["variants"], strict=True)
     }
     return f"Fastest: {data['findings'][0]['text']}.", found
 
@@ -147,8 +147,8 @@ PER_UNIT = {(metric.unit, metric.unit): 1.0 for metric in METRICS} | {("MB/s", "
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
     found = RunDir(tmp_path / "gpt")
-    for one in COMPARISON.variants:
-        found.variant(one.id).mkdir(parents=True)
+    for variant in COMPARISON.variants:
+        found.variant(variant.id).mkdir(parents=True)
     return found
 
 
@@ -159,7 +159,7 @@ def test_results_of_another_gpurun_are_made_again_or_not_shown(run: RunDir, word
     answer = run_answer(own(run))
     wording(answer["headline"])
     wording(answer["details"])
-    assert [one["label"] for one in answer["variants"]] == list(map(variant_label, COMPARISON.variants))
+    assert [each["label"] for each in answer["variants"]] == list(map(variant_label, COMPARISON.variants))
     assert not list(fractions(msgspec.to_builtins([answer["variants"], answer["comparison"].variants])))
     assert not answer["facts"]
 
@@ -219,12 +219,12 @@ def assert_same(report: Report, comparison: Comparison, run: RunDir) -> None:
     base, shown = ({m.key: m for m in found} for found in (METRICS, figures_of(comparison.variants)))
     titles = {key: (shown if report in FOR_PEOPLE else base)[key] for key in shown}
     values = values_of(comparison.variants)
-    for one in comparison.variants:
+    for variant in comparison.variants:
         expected = {
             titles[key].short: value * PER_UNIT[base[key].unit, titles[key].unit]
-            for key, value in values[one.id].items()
+            for key, value in values[variant.id].items()
         }
-        assert found[variant_label(one)] == pytest.approx(expected, rel=0.02, abs=0.006)
+        assert found[variant_label(variant)] == pytest.approx(expected, rel=0.02, abs=0.006)
 
 
 def test_a_wrong_gradient_is_read_before_any_figure_in_every_report(run: RunDir) -> None:
@@ -243,7 +243,7 @@ def test_a_wrong_gradient_is_read_before_any_figure_in_every_report(run: RunDir)
     assert f"  \n! {alert}." in description
     for answer in (run_answer(own(run)), report_data(comparison, run)["run"]):
         assert alert in answer["alerts"]
-    (page,) = (one.read_text() for one in (STATIC / "splits").glob("splits.js"))
+    (page,) = (file.read_text() for file in (STATIC / "splits").glob("splits.js"))
     assert page.index("run.answer.alerts") < page.index("view.controls()")
 
 
@@ -252,11 +252,11 @@ def test_figures_of_a_tiny_model_have_a_readable_unit(report: Report, run: RunDi
     """Programs get the unit that the name of the key says."""
     tiny = tuple(
         replace(
-            one,
+            variant,
             flop_per_s=3.36e5 * (1 + place),
-            ranks=tuple(replace(rank, peak_gib=4.3e-6, memory_gib={}) for rank in one.ranks),
+            ranks=tuple(replace(rank, peak_gib=4.3e-6, memory_gib={}) for rank in variant.ranks),
         )
-        for place, one in enumerate(COMPARISON.variants)
+        for place, variant in enumerate(COMPARISON.variants)
     )
     comparison = replace(COMPARISON, variants=tiny)
     write_json(run.comparison, comparison)
@@ -273,14 +273,14 @@ def test_a_new_figure_is_one_row(report: Report, run: RunDir, monkeypatch: pytes
         title="input",
         short="MB/s in",
         unit="MB/s",
-        value=lambda one: None if one.input_bytes_per_s is None else one.input_bytes_per_s / 1e6,
+        value=lambda variant: None if variant.input_bytes_per_s is None else variant.input_bytes_per_s / 1e6,
         text=lambda value: f"{value:.1f}",
         better="higher",
         drop=8,
     )
     monkeypatch.setattr(metrics, "METRICS", (*METRICS, new))
     monkeypatch.setitem(globals(), "METRICS", (*METRICS, new))
-    variants = tuple(replace(one, input_bytes_per_s=42.5e6) for one in COMPARISON.variants)
+    variants = tuple(replace(variant, input_bytes_per_s=42.5e6) for variant in COMPARISON.variants)
     comparison = replace(COMPARISON, variants=variants)
     write_json(run.comparison, comparison)
     assert_same(report, comparison, run)

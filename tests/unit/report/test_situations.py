@@ -58,7 +58,7 @@ def written(write_run: Callable[[Path], RunDir]) -> Callable[[Path], Situation]:
 Change = Callable[[Comparison], Comparison]
 
 
-def recorded(name: str, change: Change = lambda one: one) -> Callable[[Path], Situation]:
+def recorded(name: str, change: Change = lambda comparison: comparison) -> Callable[[Path], Situation]:
     def made(directory: Path) -> Situation:
         copied = shutil.copytree(Path("docs/runs") / name, directory / "run")
         return of_comparison(change(compare_run(RunDir(copied))))
@@ -197,7 +197,7 @@ SITUATIONS: Mapping[str, Callable[[Path], Situation]] = {
     "out of memory": recorded("gpt-splits", lost(status="oom", step_ms=None, reason="no memory")),
     "a hang": recorded("gpt-splits", lost(status="hung", step_ms=None, reason="no step for 60 s")),
     "other load": recorded("gpt-splits", of_load),
-    "interrupted": recorded("gpt-splits", lambda one: replace(one, complete=False)),
+    "interrupted": recorded("gpt-splits", lambda comparison: replace(comparison, complete=False)),
     "a trace of a GPU": one_gpu,
     "a trace of a busy GPU": busy_gpu,
     "a trace of a CPU": one_cpu,

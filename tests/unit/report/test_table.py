@@ -117,7 +117,7 @@ def noticed(code: str, text: str, *variants: VariantResult, others: bool = True)
     names = f"{', '.join(map(variant_label, variants))}: " if others else ""
     about = variants[0].id if len(variants) == 1 else None
     case = "recorded" if code == "noticed" else None
-    return finding(code, about, of=names, case=case, found=text, variants=tuple(one.id for one in variants))
+    return finding(code, about, of=names, case=case, found=text, variants=tuple(each.id for each in variants))
 
 
 def lines_of(text: str) -> list[str]:
@@ -282,7 +282,7 @@ def test_warnings_are_shown_once_and_name_their_variants(wording: Wording) -> No
     warned, other = variant("ddp-2-even"), variant("ddp-2-40-24")
     said = [(warned, noticed("noticed", "BatchNorm sees 32 samples per rank", others=False))]
     found = named_once(
-        [*said, *((one, noticed("noticed", "dropout", others=False)) for one in (warned, other))], 2
+        [*said, *((variant, noticed("noticed", "dropout", others=False)) for variant in (warned, other))], 2
     )
     comparison = replace(with_variants(warned, other), findings=(*COMPARISON.findings, *found))
     text = shown(comparison, 120)
@@ -315,8 +315,8 @@ def test_the_agreement_that_is_claimed_holds(error: float) -> None:
 
 
 def test_an_interrupted_run_says_how_to_go_on() -> None:
-    on_nodes = replace(one := replace(COMPARISON, complete=False), job={**one.job, "nodes": "2..4"})
-    alone, several = (" ".join(whole(with_next_step(each, "x"), 200).split()) for each in (one, on_nodes))
+    on_nodes = replace(here := replace(COMPARISON, complete=False), job={**here.job, "nodes": "2..4"})
+    alone, several = (" ".join(whole(with_next_step(each, "x"), 200).split()) for each in (here, on_nodes))
     assert f"`gpurun --resume {RUN}` measures" in alone
     assert f"is missing, start all nodes as before, node 0 with `--resume {RUN}`" in several
     requeued = with_next_step(on_nodes, "slurm-42_1").findings

@@ -73,7 +73,7 @@ def test_an_attempt_that_never_ended_failed() -> None:
         ("fails", 4),
         ("begins", 3),
     ]
-    assert bounds([Attempt(*one) for one in attempts]) == (2, 3)
+    assert bounds([Attempt(*attempt) for attempt in attempts]) == (2, 3)
     assert bounds([]) == (0, None)
 
 

@@ -615,9 +615,9 @@ def test_strategies_that_take_turns_are_dropped_from_their_launches_too(tmp_path
     assert [part.strategy for part in found[-1].parts] == ["ddp"]
     assert 55 < case.clock.passed_s <= 70
     comparison = read_json(case.run.comparison, Comparison)
-    verdicts = {one.id: one.vs_baseline.verdict for one in comparison.variants if one.vs_baseline}
+    verdicts = {each.id: each.vs_baseline.verdict for each in comparison.variants if each.vs_baseline}
     assert verdicts["dp-2-even"] == verdicts["dp-2-6-2"] == "slower"
-    assert {one.launches for one in comparison.variants if one.strategy == "ddp"} == {len(found) - 2}
+    assert {each.launches for each in comparison.variants if each.strategy == "ddp"} == {len(found) - 2}
 
 
 @pytest.mark.slow
@@ -811,14 +811,14 @@ def test_an_incomplete_pair_of_launches_is_measured_again_with_other_software(
     ]
     ended = iter((True, True, True, False))
     first, second = cases
-    first.ranks.scripts = lambda one: with_step(one, first.run) if next(ended) else [(1.0, CTRL_C)]
-    second.ranks.scripts = lambda one: with_step(one, second.run)
+    first.ranks.scripts = lambda launch: with_step(launch, first.run) if next(ended) else [(1.0, CTRL_C)]
+    second.ranks.scripts = lambda launch: with_step(launch, second.run)
     for case, software in zip(cases, TORCH, strict=True):
         case.session.starter = replace(case.session.starter, software=software)
     with pytest.raises(Interrupted):
         first.session.execute()
-    found = [let_run_again(first.run, first.plan, one) for one in (*TORCH, TORCH[1])]
-    assert [one.replaced for one in found] == [(), ("03-dp-2", "04-ddp-2"), ()]
+    found = [let_run_again(first.run, first.plan, software) for software in (*TORCH, TORCH[1])]
+    assert [resumed.replaced for resumed in found] == [(), ("03-dp-2", "04-ddp-2"), ()]
     wording(*map(resumption_text, found))
     comparison = second.session.execute()
     assert [step.launch for step in second.run.read_steps("dp-2-even")[0]] == ["02-dp-2", "03-dp-2~2"]
@@ -829,7 +829,7 @@ def test_an_incomplete_pair_of_launches_is_measured_again_with_other_software(
 def test_an_incomplete_pair_of_launches_is_measured_again_with_other_code(tmp_path: Path) -> None:
     case = Case(tmp_path, f"{STRATEGIES}steps: {{rounds: 3, launches: 2, together: never}}\n", [])
     ended = iter((True, True, True, False))
-    case.ranks.scripts = lambda one: with_step(one, case.run) if next(ended) else [(1.0, CTRL_C)]
+    case.ranks.scripts = lambda launch: with_step(launch, case.run) if next(ended) else [(1.0, CTRL_C)]
     with pytest.raises(Interrupted):
         case.session.execute()
     model = tmp_path / "model.py"

@@ -63,8 +63,8 @@ class Ranks:
         if due_s is not None and self.now_s >= due_s:
             self.observed_s.append(self.now_s)
             usage = {
-                rank: replace(one, cpu_s=self.now_s) if one is BUSY or one is WAITS else one
-                for rank, one in self.usage.items()
+                rank: replace(used, cpu_s=self.now_s) if used is BUSY or used is WAITS else used
+                for rank, used in self.usage.items()
             }
         self.watch = self.watch.after(Tick(self.now_s, (), events, self.steps, usage), self.spec)
         if (late := self.watch.late(self.spec)) is not None:

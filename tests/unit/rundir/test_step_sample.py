@@ -128,13 +128,15 @@ def test_a_run_is_compared_as_ever_and_the_report_says_what_its_figures_are_of(
     before = compare_run(run)
     monkeypatch.setattr("gpurun.launcher.rundir.files.StepsInMemory", lambda: StepsInMemory(room=150_000))
     after = compare_run(run)
-    for one, was in zip(after.variants, before.variants, strict=True):
-        assert (one.step_ms, one.status) == (was.step_ms, was.status)
-        found, known_ci = known(one.vs_baseline), known(was.vs_baseline).ci
+    for now, was in zip(after.variants, before.variants, strict=True):
+        assert (now.step_ms, now.status) == (was.step_ms, was.status)
+        found, known_ci = known(now.vs_baseline), known(was.vs_baseline).ci
         assert found.percent == known(was.vs_baseline).percent
         # Waiting for cores, which widens it, is compared with one step of a block, not with all.
         assert found.ci == (known_ci and pytest.approx(known_ci, rel=1e-4))
-    said = [text for one in after.variants for text in warnings_of(after, one) if "based on a sample" in text]
+    said = [
+        text for each in after.variants for text in warnings_of(after, each) if "based on a sample" in text
+    ]
     assert len(said) == len(after.variants)
 
 
@@ -144,9 +146,9 @@ def test_a_file_of_nothing_but_damage_is_given_up_soon(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     large = run.steps("ddp-2-balanced", 1)
     large.write_bytes(large.read_bytes() + b'{"x":1}\n' * 500_000)
-    after = {one.id: one for one in compare_run(run).variants}
+    after = {variant.id: variant for variant in compare_run(run).variants}
     assert re.search(
         r"rank1.jsonl \(4 MiB\) is not read: 1\d\d,\d{3} of its first 1\d\d,\d{3} lines can't be read",
         str(after.pop("ddp-2-balanced").reason),
     )
-    assert all(one.status == "ok" for one in after.values())
+    assert all(variant.status == "ok" for variant in after.values())

@@ -117,11 +117,11 @@ def test_steps_that_fill_the_memory_cost_their_own_variant_alone(
     large = run.steps("ddp-2-balanced", 1)
     large.write_bytes(re.sub(rb'"round":\d+', b'"round":0', large.read_bytes()) * 20)
     monkeypatch.setattr("gpurun.launcher.rundir.files.StepsInMemory", lambda: StepsInMemory(room=200_000))
-    after = {one.id: one for one in compare_run(find_run(run.path)).variants}
+    after = {variant.id: variant for variant in compare_run(find_run(run.path)).variants}
     lost = after.pop("ddp-2-balanced")
     assert lost.status == "failed"
     assert "rank1.jsonl (0 MiB) is not read: gpurun has no memory for so many steps" in str(lost.reason)
-    assert all(one.status == "ok" and one.step_ms for one in after.values())
+    assert all(variant.status == "ok" and variant.step_ms for variant in after.values())
 
 
 def test_files_without_end_are_refused(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

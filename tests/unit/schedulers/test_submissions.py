@@ -91,7 +91,7 @@ def without_empty(part: Any) -> Any:
     if isinstance(part, dict):
         kept = {key: without_empty(value) for key, value in part.items()}
         return {key: value for key, value in kept.items() if value not in ({}, [])}
-    return [without_empty(one) for one in part] if isinstance(part, list) else part
+    return [without_empty(item) for item in part] if isinstance(part, list) else part
 
 
 STAND_IN = """\
@@ -138,8 +138,8 @@ def found_in(part: Any, key: str) -> Iterator[Any]:
     """The values of a key, at any depth."""
     if isinstance(part, dict):
         yield from (value for name, value in part.items() if name == key)
-    for one in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
-        yield from found_in(one, key)
+    for item in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        yield from found_in(item, key)
 
 
 @pytest.mark.parametrize("name", QUEUES)
@@ -148,7 +148,7 @@ def test_whatever_a_job_is_called_gpurun_gets_it_letter_by_letter(name: str, tmp
     wanted = replace(submission(*HOSTILE), job_file=odd)
     words = commands_in(name, script(name, wanted), tmp_path)
     job = str(odd) if str(odd) in words else odd.name
-    expected = [job, *(word for one in (*HOSTILE, "nodes=2") for word in ("--set", one))]
+    expected = [job, *(word for override in (*HOSTILE, "nodes=2") for word in ("--set", override))]
     begin = words.index(job)
     assert words[begin : begin + len(expected)] == expected
     assert words[begin - 1] in ("gpurun", "/opt/gpurun")
@@ -247,7 +247,7 @@ def test_what_is_missing_is_named(
 def test_gpus_are_requested_where_the_job_has_some() -> None:
     def gpus(options: SubmitOptions, **job: Any) -> list[Any]:
         texts = yaml.safe_load_all(script("kubernetes", submission(**job), options))
-        return [one for document in texts for one in found_in(document, "nvidia.com/gpu")]
+        return [value for document in texts for value in found_in(document, "nvidia.com/gpu")]
 
     assert gpus(OPTIONS) == [8]
     assert gpus(replace(OPTIONS, gpus_per_node=None), devices=["cuda:0", "cuda:3"]) == [4]
@@ -261,7 +261,7 @@ def test_gpus_are_requested_where_the_job_has_some() -> None:
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_only_pods_of_several_nodes_need_machines_of_their_own(nodes: int) -> None:
     texts = yaml.safe_load_all(script("kubernetes", submission(), replace(OPTIONS, nodes=nodes)))
-    assert len([one for text in texts for one in found_in(text, "podAntiAffinity")]) == nodes - 1
+    assert len([value for text in texts for value in found_in(text, "podAntiAffinity")]) == nodes - 1
 
 
 @pytest.mark.parametrize(
@@ -483,7 +483,7 @@ def test_a_range_of_nodes_means_a_range_or_says_that_it_does_not(
     by_option = runner().invoke(cli, words)
     assert by_option.stderr == shown.stderr
     ranges = "--set nodes=2..4", "['nodes=2..4']", "'--set', 'nodes=2..4'"
-    assert any(one in by_option.stdout for one in ranges) == (name in ("slurm", "ray"))
+    assert any(text in by_option.stdout for text in ranges) == (name in ("slurm", "ray"))
     if name == "ray":
         assert "\nNODES = 4\nLEAST = 2\n" in shown.stdout
         assert "nodes=4" not in shown.stdout
@@ -511,7 +511,7 @@ def test_a_second_submission_leaves_the_script_that_the_first_job_has_yet_to_rea
 
 def test_two_jobs_of_mpirun_on_the_same_hosts_meet_at_different_ports(tmp_path: Path) -> None:
     words = [words_of(tmp_path, script("mpi", submission())) for _ in range(3)]
-    places = {one[one.index("--rendezvous") + 1] for one in words}
+    places = {command[command.index("--rendezvous") + 1] for command in words}
     assert len(places) > 1  # all three alike: once in 10^8
     assert all(re.fullmatch(r"node0:2\d{4}", place) for place in places)
 

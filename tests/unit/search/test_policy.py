@@ -34,12 +34,12 @@ def searched(search: Search, times: Sequence[float], budget_s: float, noise: flo
     """All trials of a search among combinations that take so long; a time of infinity fails."""
     rng, trials = np.random.default_rng(3), list[Trial]()
     while (batch := search.next_batch(trials, budget_s)) is not None:
-        for one in batch.combinations:
+        for each in batch.combinations:
             steps = 5 * 2 ** (batch.number - 1)
             log_time = (
-                math.log(times[one]) + float(rng.normal(0, noise)) if math.isfinite(times[one]) else None
+                math.log(times[each]) + float(rng.normal(0, noise)) if math.isfinite(times[each]) else None
             )
-            trials.append(Trial(one, log_time, noise**2, steps * min(times[one], 1.0)))
+            trials.append(Trial(each, log_time, noise**2, steps * min(times[each], 1.0)))
             budget_s -= trials[-1].seconds
     return trials
 
@@ -52,7 +52,7 @@ def test_a_search_ends_and_tries_nothing_in_vain(shape: tuple[int, ...], seed: i
     times = [math.inf if fails and rng.random() < 0.3 else float(rng.uniform(0.01, 0.02)) for _ in levels]
     search = Search(levels, first=(len(levels) - 1,))
     trials = searched(search, times, 1e9, 0.01)
-    counts = [sum(trial.combination == one for trial in trials) for one in range(len(levels))]
+    counts = [sum(trial.combination == combination for trial in trials) for combination in range(len(levels))]
     assert trials[0].combination == len(levels) - 1
     assert max(counts) <= MOST_TRIALS
     assert all(count <= 1 for count, time in zip(counts, times, strict=True) if not math.isfinite(time))
@@ -60,8 +60,8 @@ def test_a_search_ends_and_tries_nothing_in_vain(shape: tuple[int, ...], seed: i
     tried = [time for count, time in zip(counts, times, strict=True) if count and math.isfinite(time)]
     assert (found is None) == (not tried)
     if found is not None:
-        assert all(math.isfinite(times[one]) and counts[one] for one in found.finalists)
-        assert min(times[one] for one in found.finalists) <= 1.1 * min(tried)
+        assert all(math.isfinite(times[finalist]) and counts[finalist] for finalist in found.finalists)
+        assert min(times[finalist] for finalist in found.finalists) <= 1.1 * min(tried)
 
 
 @settings(max_examples=8, deadline=None)
@@ -84,7 +84,7 @@ def test_the_first_batch_has_every_value(shape: tuple[int, ...], seed: int) -> N
 
 def test_the_same_search_makes_the_same_choices() -> None:
     levels = levels_of((4, 3, 3))
-    times = [0.01 * (1 + one % 7) for one in range(len(levels))]
+    times = [0.01 * (1 + combination % 7) for combination in range(len(levels))]
     assert searched(Search(levels), times, 1e9) == searched(Search(levels), times, 1e9)
 
 
@@ -96,10 +96,10 @@ def test_the_model_finds_effects_and_pairs(with_pair: bool) -> None:
     times = np.sum(effects, axis=0) + pair
     chosen = rng.permutation(len(levels))[:36]
     known = [
-        MeasuredCombination(int(one), float(times[one] + rng.normal(0, 0.01)), 1e-4, 1) for one in chosen
+        MeasuredCombination(int(each), float(times[each] + rng.normal(0, 0.01)), 1e-4, 1) for each in chosen
     ]
     belief = posterior(levels, known)
-    others = [one for one in range(len(levels)) if one not in chosen]
+    others = [combination for combination in range(len(levels)) if combination not in chosen]
     errors = np.abs(belief.mean[others] - times[others])
     deviations = np.sqrt(np.diag(belief.covariance)[others])
     assert float(np.median(errors)) < 0.06
@@ -112,11 +112,11 @@ def test_a_change_is_the_mean_over_pairs_that_differ_in_nothing_else_that_both_h
     has = np.array([(True, True)] * 4 + [(True, False)])
     belief = Posterior(np.array([0.0, 0.1, 0.4, 0.9, 2.0]), np.diag([0.04, 0.0, 0.0, 0.0, 0.0]))
     found = list(changes(belief, levels, has, known=range(5), at=0))
-    assert [(one.key, one.level, one.against) for one in found] == [(0, 1, 0), (0, 2, 0), (1, 1, 0)]
+    assert [(each.key, each.level, each.against) for each in found] == [(0, 1, 0), (0, 2, 0), (1, 1, 0)]
     means = [(0.4 + 0.8) / 2, (2.0 + 1.9) / 2, (0.1 + 0.5) / 2]
-    assert [one.log_time for one in found] == pytest.approx(means)
-    assert [one.deviation for one in found] == pytest.approx([0.1] * 3)  # half of the first one's
-    assert [(one.level, one.against) for one in changes(belief, levels, has, known=[1, 2, 3], at=4)] == [
+    assert [change.log_time for change in found] == pytest.approx(means)
+    assert [change.deviation for change in found] == pytest.approx([0.1] * 3)  # half of the first one's
+    assert [(each.level, each.against) for each in changes(belief, levels, has, known=[1, 2, 3], at=4)] == [
         (0, 1),
         (0, 1),
     ], "what most have takes the place of a value that wasn't measured"
@@ -129,8 +129,10 @@ def test_intervals_of_changes_hold_what_they_should() -> None:
         rng = np.random.default_rng(seed)
         times = sum(rng.normal(0, 0.2, size)[levels[:, key]] for key, size in enumerate((4, 4, 3)))
         times = times + rng.normal(0, 0.1, (4, 4))[levels[:, 0], levels[:, 1]] + rng.normal(0, 0.01, 48)
-        chosen = [int(one) for one in rng.permutation(len(levels))[:36]]
-        known = [MeasuredCombination(one, float(times[one] + rng.normal(0, 0.01)), 1e-4, 1) for one in chosen]
+        chosen = [int(combination) for combination in rng.permutation(len(levels))[:36]]
+        known = [
+            MeasuredCombination(each, float(times[each] + rng.normal(0, 0.01)), 1e-4, 1) for each in chosen
+        ]
         true = Posterior(times, np.zeros((48, 48)))
         has = np.ones_like(levels, dtype=bool)
         both = zip(
@@ -138,7 +140,7 @@ def test_intervals_of_changes_hold_what_they_should() -> None:
             changes(true, levels, has, chosen, 0),
             strict=True,
         )
-        held += [abs(one.log_time - fact.log_time) <= 1.96 * one.deviation for one, fact in both]
+        held += [abs(change.log_time - fact.log_time) <= 1.96 * change.deviation for change, fact in both]
     assert len(held) == 10 * 8
     assert np.mean(held) >= 0.9
 
@@ -152,7 +154,7 @@ def test_what_may_be_missed_shrinks_with_what_is_known() -> None:
     early = posterior(levels, first[:4])
     found = known(search.found(trials))
     assert found.finalists[0] == 0
-    others = [one for one in range(len(levels)) if one not in found.finalists]
+    others = [combination for combination in range(len(levels)) if combination not in found.finalists]
     assert found.missed is not None
     assert found.missed < missed(early, found.finalists, others)
 
@@ -160,15 +162,15 @@ def test_what_may_be_missed_shrinks_with_what_is_known() -> None:
 def test_nothing_is_said_of_values_that_no_trial_had() -> None:
     """By a single trial the model would know others to 20 %."""
     search = Search(levels_of((2, 3)))
-    one = Trial(0, math.log(0.06), 1e-4, 1.0)
-    found = known(search.found([one]))
+    trial = Trial(0, math.log(0.06), 1e-4, 1.0)
+    found = known(search.found([trial]))
     assert (found.missed, found.unknown) == (None, frozenset(range(1, 6)))
     others = [Trial(number, math.log(0.06), 1e-4, 1.0) for number in (4, 2)]
-    found = known(search.found([one, *others]))
+    found = known(search.found([trial, *others]))
     assert found.missed is not None
     assert not found.unknown
 
 
 def test_a_combination_of_which_a_trial_failed_has_no_result() -> None:
     trials = [Trial(0, 0.1), Trial(1, 0.2), Trial(0, None), Trial(1, 0.4)]
-    assert [(one.combination, one.log_time) for one in measured(trials)] == [(1, pytest.approx(0.3))]
+    assert [(mean.combination, mean.log_time) for mean in measured(trials)] == [(1, pytest.approx(0.3))]

@@ -119,7 +119,7 @@ def test_a_space_has_the_jobs_own_setting_and_ranks_for_what_they_can_share(tmp_
     assert (own.strategy, own.bucket_mb, own.split_name) == ("ddp", 10, "even")
     assert len(space.variants) == 2 * 2 * 3 * 2 + 1 + 1  # ddp and zero1, single, the job's own
     assert [
-        {space.plan.variant(one).strategy for one in launch.variants} for launch in space.plan.launches
+        {space.plan.variant(each).strategy for each in launch.variants} for launch in space.plan.launches
     ] == [
         {"ddp", "zero1"},
         {"single"},
@@ -156,11 +156,11 @@ def test_a_search_finds_the_fastest_and_says_what_it_left_out(tuning: Tuning) ->
     trials = searched(tuning)
     record = known(tuning.run.read_search())
     own = tuning.space.variants[tuning.space.own].id
-    assert {step_ms(tuning.space.plan.variant(one))["step_ms"] for one in record.finalists[:1]} == {9.0}
+    assert {step_ms(tuning.space.plan.variant(each))["step_ms"] for each in record.finalists[:1]} == {9.0}
     assert own in record.finalists
     assert len(record.finalists) <= 6
     assert len(set(trials.tried)) + len(record.left_out) == len(tuning.space.variants)
-    assert all("slower than the best that was" in one.reason for one in record.left_out)
+    assert all("slower than the best that was" in combination.reason for combination in record.left_out)
     ready = finals(tuning, record)
     assert {variant.id for variant in ready.plan.variants} == set(record.finalists)
     assert ready.plan.baseline == own
@@ -184,25 +184,25 @@ def test_a_search_says_what_each_value_does_to_the_time(tuning: Tuning, wording:
     search = known(compare_run(tuning.run).search)
     best = tuning.space.plan.variant(known(search.best))
     assert best.gradient_as_bucket_view
-    buckets = [one for one in (1, 5, 10, 25) if one != best.bucket_mb]
-    found = {f"{one.key}={one.value} instead of {one.against}": one for one in search.effects}
+    buckets = [size_mb for size_mb in (1, 5, 10, 25) if size_mb != best.bucket_mb]
+    found = {f"{effect.key}={effect.value} instead of {effect.against}": effect for effect in search.effects}
     assert {*found} == {
         "split=3:1 instead of even",
         "strategy=zero1 instead of ddp",
         "strategy=single instead of ddp",
-        *(f"bucket_mb={one} instead of {best.bucket_mb}" for one in buckets),
+        *(f"bucket_mb={size_mb} instead of {best.bucket_mb}" for size_mb in buckets),
         "gradient_as_bucket_view=false instead of true",
     }
-    averages = [known(one.average) for one in found.values()]
+    averages = [known(effect.average) for effect in found.values()]
     expected = [30, 20, 178, 0, 0, 0, 11]  # `single` next to all splits of ddp
-    assert [one.percent for one in averages] == pytest.approx(expected, abs=4)
-    assert all(known(one.ci)[0] <= one.percent <= known(one.ci)[1] for one in averages)
-    tried = {one.variant: known(one.step_ms) for one in search.combinations}
-    measured = {text: one.at_best for text, one in found.items() if one.at_best}
+    assert [average.percent for average in averages] == pytest.approx(expected, abs=4)
+    assert all(known(average.ci)[0] <= average.percent <= known(average.ci)[1] for average in averages)
+    tried = {combination.variant: known(combination.step_ms) for combination in search.combinations}
+    measured = {text: effect.at_best for text, effect in found.items() if effect.at_best}
     assert "strategy=single instead of ddp" in measured
-    for one in measured.values():
-        assert one.percent == pytest.approx(100 * (tried[known(one.variant)] / tried[best.id] - 1))
-        assert known(one.ci)[0] < one.percent < known(one.ci)[1]
+    for change in measured.values():
+        assert change.percent == pytest.approx(100 * (tried[known(change.variant)] / tried[best.id] - 1))
+        assert known(change.ci)[0] < change.percent < known(change.ci)[1]
     (note,) = effects_note(search)
     wording(note.text, hide=r"[+−]\d.*?\)")
 
@@ -218,9 +218,9 @@ def test_an_effect_at_the_best_may_be_the_opposite_of_the_average(tmp_path: Path
 
     searched(tuning, outcome)
     search = known(compare_run(tuning.run).search)
-    one = next(one for one in search.effects if one.value == "dp")
-    assert known(one.at_best).percent == pytest.approx(40.0)
-    assert known(one.average).percent < -20
+    of_dp = next(effect for effect in search.effects if effect.value == "dp")
+    assert known(of_dp.at_best).percent == pytest.approx(40.0)
+    assert known(of_dp.average).percent < -20
     wording(*(each.text for each in effects_note(search)), hide=r"[+−]\d.*?\)")
 
 
@@ -277,15 +277,15 @@ def test_where_the_best_was_compared_the_effect_is_that_of_the_comparison(tuning
     searched(tuning)
     record = known(tuning.run.read_search())
     best, other = next(
-        (best, known(one.at_best).variant)
+        (best, known(effect.at_best).variant)
         for best in record.finalists
-        for one in record.effects_at[best]
-        if one.at_best and one.at_best.variant in record.finalists
+        for effect in record.effects_at[best]
+        if effect.at_best and effect.at_best.variant in record.finalists
     )
     found = search_result(tuning.run, best, None, {known(other): TimeChange(40.0, (38.0, 42.0), other)})
-    changes = [one.at_best for one in known(found).effects if one.at_best]
-    assert {one.percent for one in changes if one.variant == other} == {40.0}
-    assert all(one.percent != 40.0 for one in changes if one.variant != other)
+    changes = [effect.at_best for effect in known(found).effects if effect.at_best]
+    assert {change.percent for change in changes if change.variant == other} == {40.0}
+    assert all(change.percent != 40.0 for change in changes if change.variant != other)
 
 
 def test_what_is_compared_is_the_fastest_by_the_trials(
@@ -293,10 +293,12 @@ def test_what_is_compared_is_the_fastest_by_the_trials(
 ) -> None:
     searched(tuning)
     search = known(compare_run(tuning.run).search)
-    fastest = sorted(search.combinations, key=lambda one: known(one.step_ms))[:5]
-    assert search.finalists == tuple(dict.fromkeys((*(one.variant for one in fastest), search.own)))
+    fastest = sorted(search.combinations, key=lambda combination: known(combination.step_ms))[:5]
+    assert search.finalists == tuple(dict.fromkeys((*(each.variant for each in fastest), search.own)))
     few = tuning_of(tmp_path / "few", JOB.replace("[1, 5, 25]", "[1]").replace('[even, "3:1"]', "[even]"))
-    searched(few, lambda one: step_ms(one) if one.strategy == "ddp" else {"status": "failed", "reason": "no"})
+    searched(
+        few, lambda each: step_ms(each) if each.strategy == "ddp" else {"status": "failed", "reason": "no"}
+    )
     wording(search.summary, known(compare_run(few.run).search).summary)
 
 
@@ -330,14 +332,14 @@ def test_what_fails_or_does_not_fit_is_a_result(tmp_path: Path, wording: Wording
 
     searched(tuning, outcome)
     record = known(tuning.run.read_search())
-    wording({one.reason for one in record.failed})
+    wording({failure.reason for failure in record.failed})
     search = known(compare_run(tuning.run).search)
-    assert {one.status for one in search.combinations} == {"ok", "failed", "too large"}
+    assert {combination.status for combination in search.combinations} == {"ok", "failed", "too large"}
     (leader,) = search.front  # all that fit are as large
-    assert {one.peak_gib for one in search.combinations if one.variant == leader} == {0.5}
-    assert not {one.key for one in search.effects if "zero1" in (one.value, one.against)}
-    best = [tuning.space.plan.variant(one) for one in record.finalists]
-    assert not any(one.strategy == "zero1" or one.gradient_as_bucket_view for one in best)
+    assert {each.peak_gib for each in search.combinations if each.variant == leader} == {0.5}
+    assert not {effect.key for effect in search.effects if "zero1" in (effect.value, effect.against)}
+    best = [tuning.space.plan.variant(finalist) for finalist in record.finalists]
+    assert not any(variant.strategy == "zero1" or variant.gradient_as_bucket_view for variant in best)
 
 
 def test_nothing_that_could_be_measured_is_a_mistake(tmp_path: Path, wording: Wording) -> None:

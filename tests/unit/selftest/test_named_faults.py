@@ -938,8 +938,8 @@ def calls() -> Iterator[tuple[str, str, ast.Call]]:
 def named(case: ast.expr) -> list[str]:
     """The names of an argument, which may depend on a condition."""
     match case:
-        case ast.IfExp(body=one, orelse=other):
-            return [*named(one), *named(other)]
+        case ast.IfExp(body=then, orelse=other):
+            return [*named(then), *named(other)]
         case ast.Constant(value=str(name)):
             return [name]
     return []
@@ -1303,7 +1303,7 @@ def test_nothing_stays_of_a_directory_that_was_made_for_nothing(
 
     monkeypatch.setattr(self_test, "begin_evidence", fails)
     with pytest.raises(MachineError):
-        run_selftest(NO_POOLS, "cpu:1", tmp_path / "a/b/c", lambda one: None, lambda *part: None)
+        run_selftest(NO_POOLS, "cpu:1", tmp_path / "a/b/c", lambda check: None, lambda *part: None)
     assert not list(tmp_path.iterdir())
 
 

@@ -112,7 +112,7 @@ def power_in_a_launch(
     """Share of comparisons that find a slower variant; `scatter` is the deviation of d."""
     rng = np.random.default_rng(seed)
     differences = rng.normal(log(1 + effect_percent / 100), scatter, (num_comparisons, 28))
-    return sum(verdicts_in_a_launch(one[None]) == ["slower"] for one in differences) / num_comparisons
+    return sum(verdicts_in_a_launch(each[None]) == ["slower"] for each in differences) / num_comparisons
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ class SimulatedRun:
         if self.found is None:
             raise ValueError("the budget is too small for a look")
         fastest = int(self.found.leader.id) if self.found.is_settled else None
-        return fastest, tuple(one.vs_baseline.verdict for one in self.results[1:])
+        return fastest, tuple(result.vs_baseline.verdict for result in self.results[1:])
 
 
 def measured(name: str, group: Sequence[str]) -> Any:
@@ -374,7 +374,7 @@ def diff_outcomes(
     runs = rng.normal(0, scatter, (num_diffs, 2, launches))
     shift = log(1 + effect_percent / 100)
     found = [bounded(unpaired((after + shift).tolist(), before.tolist()), 5.0) for before, after in runs]
-    outcomes: list[str] = [one.outcome for one in found]
+    outcomes: list[str] = [difference.outcome for difference in found]
     return {name: outcomes.count(name) / num_diffs for name in OUTCOMES}
 
 

@@ -480,7 +480,7 @@ def noise(deviation: float, num: int, seed: int) -> list[float]:
     ("shift", "outcome"), [(0.1, "slower"), (0.0, "not slower"), (-0.1, "not slower"), (0.03, "undecided")]
 )
 def test_three_outcomes(shift: float, outcome: str) -> None:
-    differences = [shift + one for one in noise(0.01, 12, 3)]
+    differences = [shift + deviation for deviation in noise(0.01, 12, 3)]
     found = bounded(paired(differences), 3.0)
     assert found.outcome == outcome
     assert known(found.seen_percent) > 3.0
@@ -510,10 +510,10 @@ def test_fewer_than_six_launches_decide_nothing() -> None:
 
 
 def test_a_gate_over_many_variants_trips_later_and_passes_alike() -> None:
-    found = paired([0.03 + one for one in noise(0.02, 10, 4)])
-    one, eight = bounded(found, 3.0), bounded(found, 3.0, num_variants=8)
-    assert known(eight.ci)[0] < known(one.ci)[0]
-    assert known(eight.ci)[1] == known(one.ci)[1]
+    found = paired([0.03 + deviation for deviation in noise(0.02, 10, 4)])
+    alone, eight = bounded(found, 3.0), bounded(found, 3.0, num_variants=8)
+    assert known(eight.ci)[0] < known(alone.ci)[0]
+    assert known(eight.ci)[1] == known(alone.ci)[1]
 
 
 def test_looks_and_interference_widen_both_ends() -> None:

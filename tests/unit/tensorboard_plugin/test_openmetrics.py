@@ -58,7 +58,9 @@ def scrape(address: str, **headers: str) -> Samples:
         families = list(parse(response.read().decode()))
     assert len({family.name for family in families}) == len(families)
     return {
-        (one.name, " ".join(one.labels.values())): one.value for family in families for one in family.samples
+        (each.name, " ".join(each.labels.values())): each.value
+        for family in families
+        for each in family.samples
     }
 
 
@@ -192,9 +194,9 @@ def test_those_who_send_nothing_cost_a_bounded_number_of_threads(
             for _ in range(3 * MOST_REQUESTS)
         ]
         begun, refused = silent[: 2 * MOST_REQUESTS], silent[2 * MOST_REQUESTS :]
-        assert all(one.recv(1) == b"" for one in begun), "closed for those that came later"
+        assert all(connection.recv(1) == b"" for connection in begun), "closed for those that came later"
         assert num_threads() == 2 * MOST_REQUESTS
-        assert all(one.recv(1) == b"" for one in refused)
+        assert all(connection.recv(1) == b"" for connection in refused)
     while num_threads():
         threading.Event().wait(0.01)
     assert scrape(address)

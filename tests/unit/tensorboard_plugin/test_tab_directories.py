@@ -375,7 +375,7 @@ def test_tensorboard_starts_whatever_fails_in_the_plugin(
     fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TensorBoard's own application, with what its entry point names."""
-    (entry,) = (one for one in tomllib.loads(PYPROJECT.read_text())["project"]["entry-points"].values())
+    (entry,) = (each for each in tomllib.loads(PYPROJECT.read_text())["project"]["entry-points"].values())
     loader = EntryPoint("gpurun", entry["gpurun"], "tensorboard_plugins").load()
     damage(tmp_path)
     if fails == "import":

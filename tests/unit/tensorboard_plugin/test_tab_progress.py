@@ -105,11 +105,11 @@ def test_of_a_program_launches_that_have_ended_are_done(run: RunDir, ended: int,
     programs = tuple(replace(each, strategy="script") for each in plan.variants)
     launches = tuple(replace(each, rounds=1) for each in plan.launches)
     write_json(run.plan, replace(plan, variants=programs, launches=launches))
-    for number, one in enumerate(launches):
-        run.events(one.id).unlink()
+    for number, planned in enumerate(launches):
+        run.events(planned.id).unlink()
         steps = [Event(time.time_ns(), "run", IDS[0], 280)]
         more = [Event(time.time_ns(), "done", IDS[0])] if number < ended else []
-        append_lines(run.events(one.id), [*steps, *more])
+        append_lines(run.events(planned.id), [*steps, *more])
     found = progress_answer(own(run), LiveDevices())
     assert found["done"] == done
     assert (found["seconds_left"] is None) == (done is None)
@@ -361,10 +361,10 @@ FOUND = Balanced(COSTS, 37.0, 0.5, 37.5, 38.0, 37 / 38, SplitCost((32, 32), 37.5
 
 def test_of_a_balanced_split_it_says_what_the_terminal_says(wording: Wording) -> None:
     even = replace(COMPARISON.variants[0], id="ddp-2-even")
-    one = replace(even, id="ddp-2-balanced", split_name="balanced", balanced=FOUND)
-    other = replace(one, id="ddp-2-other")
-    wording(cost_sentences(one, (even, one, other)))
-    assert cost_sentences(even, (even, one)) == []
+    balanced = replace(even, id="ddp-2-balanced", split_name="balanced", balanced=FOUND)
+    other = replace(balanced, id="ddp-2-other")
+    wording(cost_sentences(balanced, (even, balanced, other)))
+    assert cost_sentences(even, (even, balanced)) == []
 
 
 # Which runs a tab lists of a directory that holds much else

@@ -79,7 +79,7 @@ PHASES = {"data": 10.0, "forward": 20.0, "backward": 60.0}
 UNTRACED = replace(
     EVEN,
     ranks=tuple(
-        replace(one, span_ms=None, phases_ms=PHASES, exposed_comm_ms=ExposedComm()) for one in EVEN.ranks
+        replace(rank, span_ms=None, phases_ms=PHASES, exposed_comm_ms=ExposedComm()) for rank in EVEN.ranks
     ),
     step_ms=StepTime(100.0, None),
 )
@@ -189,8 +189,8 @@ def test_a_rank_that_is_left_out_has_no_table_of_a_step(
 def test_the_tab_and_the_report_warn_of_the_same_traced_steps(tmp_path: Path) -> None:
     run = RunDir(shutil.copytree(RECORDED, tmp_path / RECORDED.name))
     comparison = compare_run(run)
-    noted = [one.id for one in comparison.variants if far_note(one, comparison)]
-    said = [one.id for one in comparison.variants if NOTICED["traced-far"] in warnings_of(comparison, one)]
+    noted = [variant.id for variant in comparison.variants if far_note(variant, comparison)]
+    said = [each.id for each in comparison.variants if NOTICED["traced-far"] in warnings_of(comparison, each)]
     assert noted == said != []
 
 

@@ -425,7 +425,7 @@ def test_a_row_a_rank_has_the_moments_of_the_overview_by_operation_and_paralleli
     job = mesh(chance, skews(chance), DESCRIBED, False, steps=2).job
     index = index_of(tmp_path, [job.events[rank] for rank in range(8)])
     compact = meta_answer(index)["compact"]
-    legends = [[each["class"] for each in one["legend"]] for one in compact["colours"]]
+    legends = [[each["class"] for each in colour["legend"]] for colour in compact["colours"]]
     assert legends == [
         ["compute", "all_reduce", "send_recv", "wait", "idle"],
         ["compute", "data", "tensor", "pipeline", "wait", "idle"],
@@ -448,8 +448,8 @@ def test_a_row_a_rank_has_the_moments_of_the_overview_by_operation_and_paralleli
 
 def test_one_kind_of_parallelism_is_no_choice(tmp_path: Path) -> None:
     compact = meta_answer(index_of(tmp_path, two_ranks()))["compact"]
-    assert [one["key"] for one in compact["colours"]] == ["operation"]
-    assert [one["key"] for one in compact["orders"]] == ["rank", "wait"]
+    assert [colour["key"] for colour in compact["colours"]] == ["operation"]
+    assert [order["key"] for order in compact["orders"]] == ["rank", "wait"]
 
 
 # Rows, merging and levels of the timeline, against the same done slowly
@@ -528,9 +528,9 @@ def test_a_merged_block_is_of_the_kind_with_most_time() -> None:
 
 
 def test_rows_are_never_merged_with_each_other() -> None:
-    one = row_of([(0, 1, 0)] * 5, row=0)
+    many = row_of([(0, 1, 0)] * 5, row=0)
     other = row_of([(0, 1, 0)] * 5, row=1)
-    after = merge(join([one, other]), 100)
+    after = merge(join([many, other]), 100)
     assert after.row.tolist() == [0, 1]
     assert after.count.tolist() == [5, 5]
 

@@ -1014,8 +1014,8 @@ def test_a_graph_is_captured_once(tmp_path: Path) -> None:
 
 
 def test_traces_that_lack_ranks_are_explained_by_shares(tmp_path: Path) -> None:
-    one = write(tmp_path / "rank0.json", late_kernel(1, 0), **rank_info(0, 2))
-    assert "causes by their shares, as ranks are missing" in analyse_paths([one]).findings[0].text
+    trace = write(tmp_path / "rank0.json", late_kernel(1, 0), **rank_info(0, 2))
+    assert "causes by their shares, as ranks are missing" in analyse_paths([trace]).findings[0].text
     write(tmp_path / "rank1.json", late_kernel(1, 0), **rank_info(1, 2))
     assert "by their shares" not in analyse_paths([tmp_path]).findings[0].text
 

@@ -604,11 +604,11 @@ def test_union(ranges: list[tuple[int, int]]) -> None:
 
 
 @given(RANGES, RANGES)
-def test_intersect_subtract_and_join(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> None:
-    a, b = build(one), build(other)
-    assert_is(a.intersect(b), points(one) & points(other))
-    assert_is(a.subtract(b), points(one) - points(other))
-    assert_is(a.join(b), points(one) | points(other))
+def test_intersect_subtract_and_join(some: list[tuple[int, int]], other: list[tuple[int, int]]) -> None:
+    a, b = build(some), build(other)
+    assert_is(a.intersect(b), points(some) & points(other))
+    assert_is(a.subtract(b), points(some) - points(other))
+    assert_is(a.join(b), points(some) | points(other))
     assert_is(a.subtract(b).subtract(a), set())
 
 

@@ -224,12 +224,12 @@ def test_of_a_long_launch_all_ranks_keep_the_same_sample(
     kept = {record.round for record in found["b"][1]}
     assert 8 <= len(kept) <= 16
     for steps in found.values():
-        keys = [[(one.round, one.order, one.step) for one in of_rank] for of_rank in steps.values()]
+        keys = [[(step.round, step.order, step.step) for step in of_rank] for of_rank in steps.values()]
         assert keys[0] == keys[1]
         rounds = round_times(steps, 2, "timed")
-        assert {one.round: one.step_ns for one in rounds} == {number: times[number] for number in kept}
-    assert {one.round for one in round_times(found["a"], 2, "aa")} == kept
-    assert [one.kind for one in found["a"][0]].count("warmup") == 3
+        assert {each.round: each.step_ns for each in rounds} == {number: times[number] for number in kept}
+    assert {round_.round for round_ in round_times(found["a"], 2, "aa")} == kept
+    assert [step.kind for step in found["a"][0]].count("warmup") == 3
     for rank in (0, 1):
         events = run.read_events(config.launch, rank)
         assert (events[-1].variant, events[-1].round) == ("a", 400)
@@ -339,7 +339,7 @@ def test_strategies_take_turns_in_every_round_and_ranks_wait_for_those_that_do_n
     first, second = CountingPeers(), CountingPeers()
     run_in_turns([Turn(ddp.config, ddp), Turn(dp.config, dp)], first)
     rounds = [tuple(of_ddp.ran[i : i + 3]) for i in range(len(of_ddp.ran) - 3 * 8, len(of_ddp.ran), 3)]
-    assert all(sorted(one) == ["ddp", "ddp~control", "dp"] for one in rounds)
+    assert all(sorted(round_) == ["ddp", "ddp~control", "dp"] for round_ in rounds)
     assert len(set(rounds)) > 1
     alone, _ = bench(tmp_path / "rank1", {"ddp": 200.0}, rounds=8)
     run_in_turns([Turn(alone.config, alone), Turn(dp.config)], second)
@@ -350,11 +350,11 @@ def test_each_turn_has_its_own_threads_in_all_of_its_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, _ = bench(tmp_path, {"one": 1.0}, rounds=3)
-    one = replace(
+    single = replace(
         made.config, strategy="single", devices=("cpu",), backend=None, block_ms=1.0, memory=True,
         variants=(VariantConfig("one", (2,), 1),), profile=ProfileConfig(steps=2), ablation_rounds=1,
     )  # fmt: skip
-    two = replace(one, threads=2, variants=(VariantConfig("two", (2,), 1),), baseline=None)
+    two = replace(single, threads=2, variants=(VariantConfig("two", (2,), 1),), baseline=None)
     seen: set[tuple[str, int]] = set()
     step = Trainer.step
 
@@ -364,7 +364,7 @@ def test_each_turn_has_its_own_threads_in_all_of_its_steps(
         step(trainer, step_input, clock, sync)
 
     monkeypatch.setattr(Trainer, "step", noted)
-    journal = Journal(replace(one, guests=(two,), takes_turns=True), 0)
+    journal = Journal(replace(single, guests=(two,), takes_turns=True), 0)
     threads = torch.get_num_threads()
     measure(journal, Peers())
     torch.set_num_threads(threads)
@@ -393,5 +393,5 @@ def test_strategies_of_one_process_are_measured_in_the_same_rounds_or_one_after_
     )
     assert is_in_sequence != takes_turns
     for name in ("single", "dp"):
-        assert {one.round for one in records(tmp_path, name) if one.kind == "timed"} == {1, 2}
-        assert {one.peak_bytes for one in records(tmp_path, name)} == {None}
+        assert {record.round for record in records(tmp_path, name) if record.kind == "timed"} == {1, 2}
+        assert {record.peak_bytes for record in records(tmp_path, name)} == {None}

@@ -26,23 +26,23 @@ def test_every_call_of_a_lone_optimizer_ends_a_step() -> None:
 
 def test_of_several_the_last_ends_the_step() -> None:
     pace, first, second = StepBoundary(), Optimizer(), Optimizer()
-    calls = [pace.call(one) for _ in range(3) for one in (first, second)]
+    calls = [pace.call(site) for _ in range(3) for site in (first, second)]
     assert calls == ["restart", "restart", "inside", "end", "inside", "end"]
 
 
 def test_a_critic_that_steps_five_times_for_the_generators_once_makes_one_step() -> None:
     pace, critic, generator = StepBoundary(), Optimizer(), Optimizer()
     turn = [critic] * 5 + [generator]
-    for one in turn:
-        pace.call(one)
-    assert [pace.call(one) for one in turn] == ["inside"] * 5 + ["end"]
+    for site in turn:
+        pace.call(site)
+    assert [pace.call(site) for site in turn] == ["inside"] * 5 + ["end"]
 
 
 def test_an_optimizer_per_parameter_makes_one_step_per_backward() -> None:
     pace, many = StepBoundary(), [Optimizer() for _ in range(50)]
-    for one in many:
-        pace.call(one)
-    assert [pace.call(one) for one in many].count("end") == 1
+    for site in many:
+        pace.call(site)
+    assert [pace.call(site) for site in many].count("end") == 1
 
 
 def test_an_optimizer_that_is_gone_hands_the_pace_to_the_next() -> None:
@@ -76,11 +76,11 @@ def written(steps: list[StepRecord], most: int, at_once: int) -> list[StepRecord
 
 @given(st.integers(1, 800), st.integers(1, 40), st.integers(1, 300), st.integers(1, 300))
 def test_ranks_keep_the_same_rounds_however_often_they_write(
-    num_steps: int, most: int, one: int, other: int
+    num_steps: int, most: int, portion: int, other: int
 ) -> None:
     """The rounds that are kept have the times that they would have if all steps were."""
     steps = [StepRecord("01", n // WINDOW_STEPS + 1, 0, n, "timed", n * n, {}, n) for n in range(num_steps)]
-    lines = written(steps, most, one)
+    lines = written(steps, most, portion)
     assert lines == written(steps, most, other)
     assert lines == steps or len(lines) <= most * WINDOW_STEPS + WINDOW_STEPS
     assert lines[-1].step == num_steps - 1

@@ -149,8 +149,8 @@ def parents(rows: Sequence[OperatorTotal]) -> list[int | None]:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(a=nested(), b=nested())
 def test_rows_add_up_and_differences_turn_around(tmp_path: Path, a: list[Event], b: list[Event]) -> None:
-    one, other = (analysed(tmp_path / f"{name}.json", events) for name, events in (("a", a), ("b", b)))
-    rows = one.operators or ()
+    before, other = (analysed(tmp_path / f"{name}.json", events) for name, events in (("a", a), ("b", b)))
+    rows = before.operators or ()
     inside: Counter[int] = Counter()
     for row, around in zip(rows, parents(rows), strict=True):
         if around is not None:
@@ -161,17 +161,17 @@ def test_rows_add_up_and_differences_turn_around(tmp_path: Path, a: list[Event],
         assert inside[i] <= round(1000 * row.total_us) or divides_itself
         assert row.self_us <= row.total_us
     on_gpu = round(sum(row.total_us for row in rows if row.depth == 0), 3)
-    assert on_gpu == round(sum(row.device_us for row in one.ranks[0].kernels), 3)
+    assert on_gpu == round(sum(row.device_us for row in before.ranks[0].kernels), 3)
     by_name: Counter[str] = Counter()
     for row in rows:
         by_name[row.name] += round(1000 * row.self_us) if row.kind == "op" else 0
     is_module_free = all(row.kind != "module" for row in rows)
     if is_module_free:
         assert {name: ns for name, ns in by_name.items() if ns} == {
-            row.name: round(1000 * row.device_us) for row in one.ranks[0].ops if row.device_us
+            row.name: round(1000 * row.device_us) for row in before.ranks[0].ops if row.device_us
         }
-    assert diff_traces(one, one).operators == ()
-    there, back = (diff_traces(*pair).operators or () for pair in ((one, other), (other, one)))
+    assert diff_traces(before, before).operators == ()
+    there, back = (diff_traces(*pair).operators or () for pair in ((before, other), (other, before)))
     assert sorted(facts(there)) == sorted(facts(back, -1))
 
 

@@ -190,4 +190,4 @@ def test_names_of_cpp(mangled: str, name: str) -> None:
 def test_parts_add_up_in_the_last_digit(parts: list[float]) -> None:
     shown = whole_parts(parts, sum(parts))
     assert sum(shown) == round(sum(parts))
-    assert all(abs(one - other) < 1 for one, other in zip(shown, parts, strict=True))
+    assert all(abs(shown_ms - other) < 1 for shown_ms, other in zip(shown, parts, strict=True))

@@ -257,7 +257,7 @@ def steps_of(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_kernel_is_counted_in_the_step_that_launched_it(name: str) -> None:
     (rank,) = analyse_paths([H100 / name]).ranks
-    expected = [sum(one["cat"] == "kernel" for one in step) for step in steps_of(events_of(name))]
+    expected = [sum(event["cat"] == "kernel" for event in step) for step in steps_of(events_of(name))]
     assert [step.num_kernels for step in rank.steps] == expected
     assert rank.total.num_kernels == sum(expected) > 0
 
@@ -266,7 +266,7 @@ def test_every_kernel_is_counted_in_the_step_that_launched_it(name: str) -> None
 def test_where_the_gpu_limits_a_step_lasts_from_the_end_of_its_work_to_that_of_the_next(name: str) -> None:
     """The host runs ahead: its annotations last less than half as long here."""
     (rank,) = analyse_paths([H100 / name]).ranks
-    ends_us = [max(one["ts"] + one["dur"] for one in step) for step in steps_of(events_of(name))]
+    ends_us = [max(event["ts"] + event["dur"] for event in step) for step in steps_of(events_of(name))]
     lasted_us = [after - before for before, after in pairwise(ends_us)]
     assert [step.span_us for step in rank.steps[1:]] == pytest.approx(lasted_us, abs=0.002)
 
@@ -443,6 +443,6 @@ def test_whatever_the_order_of_events(tmp_path: Path) -> None:
     trace = load(path)
     events = trace.pop("traceEvents")
     backwards = write(tmp_path / "backwards.json", copy.deepcopy(events)[::-1], **trace)
-    one, other = analyse_paths([path]), analyse_paths([backwards])
-    assert (one.ranks[0].total, one.ranks[0].steps) == (other.ranks[0].total, other.ranks[0].steps)
-    assert one.base_time_ns == other.base_time_ns
+    analysis, other = analyse_paths([path]), analyse_paths([backwards])
+    assert (analysis.ranks[0].total, analysis.ranks[0].steps) == (other.ranks[0].total, other.ranks[0].steps)
+    assert analysis.base_time_ns == other.base_time_ns
