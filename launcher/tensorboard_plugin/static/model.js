@@ -78,7 +78,7 @@ export class Run {
    */
   against(variant, wanted) {
     if (wanted === 'none') return null;
-    const chosen = this.traced.find((one) => one.id === wanted) ?? this.baseline;
+    const chosen = this.traced.find((each) => each.id === wanted) ?? this.baseline;
     return chosen?.hasTraces && chosen !== variant ? chosen : null;
   }
 }

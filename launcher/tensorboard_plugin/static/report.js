@@ -32,7 +32,7 @@ export class FileSource {
     this.live = false;
     this.views = ['splits', 'search', 'where', 'timeline'];
     this.timelines = new Map(
-      Object.entries(data.timelines).map(([id, one]) => [id, new StoredTimeline(one)]),
+      Object.entries(data.timelines).map(([id, timeline]) => [id, new StoredTimeline(timeline)]),
     );
   }
 
@@ -149,15 +149,15 @@ class StoredTimeline {
 
   /** @param {number} lane */
   rankOf(lane) {
-    return this.data.meta.ranks.find((rank) => rank.lanes.some((one) => one.lane === lane));
+    return this.data.meta.ranks.find((rank) => rank.lanes.some((each) => each.lane === lane));
   }
 
   /** @param {Asked} asked @returns {EventAnswer} */
   event({ id, collective, rank }) {
-    const link = this.data.window.links.find((one) =>
+    const link = this.data.window.links.find((other) =>
       collective == null
-        ? one.parts.some((part) => part[3] === Number(id))
-        : one.collective === Number(collective),
+        ? other.parts.some((part) => part[3] === Number(id))
+        : other.collective === Number(collective),
     );
     const wanted =
       collective == null
@@ -167,11 +167,11 @@ class StoredTimeline {
     if (!pieces.length) throw noBlock();
     const [lane, index] = last(pieces);
     const placed = this.rankOf(lane.lane);
-    const own = placed?.lanes.find((one) => one.lane === lane.lane);
+    const own = placed?.lanes.find((each) => each.lane === lane.lane);
     if (!placed || !own) throw noBlock();
     const [start, end] = [pieces[0][0].start_ns[pieces[0][1]], lane.end_ns[index]];
     const step = this.data.meta.steps.find(
-      (one) => one.rank === placed.rank && one.start_ns <= start && start < one.end_ns,
+      (each) => each.rank === placed.rank && each.start_ns <= start && start < each.end_ns,
     );
     return {
       state: 'ready',
@@ -200,7 +200,7 @@ class StoredTimeline {
 
   /** @param {Link} link @returns {CollectiveAnswer} */
   collective(link) {
-    const ofGroup = this.data.window.links.filter((one) => one.group === link.group);
+    const ofGroup = this.data.window.links.filter((other) => other.group === link.group);
     const at = ofGroup.indexOf(link);
     const ranks = link.parts.map(([rank, , , id, start, from, end]) => ({
       rank,
@@ -241,7 +241,7 @@ class StoredTimeline {
         end_ns: lane.end_ns[index],
       }));
     const events = found
-      .filter((one) => one.start_ns >= after)
+      .filter((event) => event.start_ns >= after)
       .sort((a, b) => a.start_ns - b.start_ns)
       .slice(0, 200);
     return {
@@ -253,7 +253,7 @@ class StoredTimeline {
         {
           name: q,
           count: found.length,
-          total_ns: found.reduce((sum, one) => sum + one.end_ns - one.start_ns, 0),
+          total_ns: found.reduce((sum, event) => sum + event.end_ns - event.start_ns, 0),
         },
       ],
     };

@@ -39,7 +39,7 @@ export class HttpSource {
   url(route, parameters = {}) {
     const address = new URL(route, this.base);
     for (const [key, value] of Object.entries(parameters)) {
-      for (const one of [value].flat()) if (one != null) address.searchParams.append(key, String(one));
+      for (const item of [value].flat()) if (item != null) address.searchParams.append(key, String(item));
     }
     return address;
   }

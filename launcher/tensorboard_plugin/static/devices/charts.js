@@ -62,13 +62,13 @@ export function lineChart(series, label, height = 232) {
 /** @param {Series[]} series @param {number} width @param {number} height */
 function chartParts(series, width, height) {
   const { scale, step } = around(
-    series.flatMap((one) => one.y),
+    series.flatMap((line) => line.y),
     4,
     1e-6,
   );
   const [first, end] = [
-    Math.min(...series.map((one) => one.x[0])),
-    Math.max(...series.map((one) => last(one.x))),
+    Math.min(...series.map((line) => line.x[0])),
+    Math.max(...series.map((line) => last(line.x))),
   ];
   const plot = width - LEFT - RIGHT;
   /** @param {number} value */
@@ -97,25 +97,25 @@ function chartParts(series, width, height) {
     ...rows,
     floor,
     ...columns,
-    ...series.flatMap((one, index) => lineOf(one, index, x, y)),
+    ...series.flatMap((line, index) => lineOf(line, index, x, y)),
     ...names(series, x, y),
   ];
 }
 
 /**
- * @param {Series} one
+ * @param {Series} line
  * @param {number} index
  * @param {(value: number) => number} x
  * @param {(value: number) => number} y
  */
-function lineOf(one, index, x, y) {
+function lineOf(line, index, x, y) {
   const look = index ? 'dashed' : 'solid';
-  const path = one.y
-    .map((value, at) => `${at ? 'L' : 'M'}${x(one.x[at]).toFixed(1)} ${y(value).toFixed(1)}`)
+  const path = line.y
+    .map((value, at) => `${at ? 'L' : 'M'}${x(line.x[at]).toFixed(1)} ${y(value).toFixed(1)}`)
     .join(' ');
   return [
     svg('path', { class: look, d: path }),
-    svg('circle', { class: look, cx: x(last(one.x)), cy: y(last(one.y)), r: 3 }),
+    svg('circle', { class: look, cx: x(last(line.x)), cy: y(last(line.y)), r: 3 }),
   ];
 }
 
@@ -127,10 +127,10 @@ function lineOf(one, index, x, y) {
  */
 function names(series, x, y) {
   const wanted = series
-    .map((one, index) => ({ index, name: one.name, x: x(last(one.x)) + 8, y: y(last(one.y)) + 4 }))
+    .map((line, index) => ({ index, name: line.name, x: x(last(line.x)) + 8, y: y(last(line.y)) + 4 }))
     .sort((a, b) => a.y - b.y);
   for (let at = 1; at < wanted.length; at += 1) wanted[at].y = Math.max(wanted[at].y, wanted[at - 1].y + 15);
-  return wanted.map((one) => svg('text', { x: one.x, y: one.y, class: one.index ? '' : 'strong' }, one.name));
+  return wanted.map((name) => svg('text', { x: name.x, y: name.y, class: name.index ? '' : 'strong' }, name.name));
 }
 
 /**

@@ -96,9 +96,9 @@ class Devices {
   /** The variant whose steps are drawn: the one asked for, the one at work, or the fastest. */
   chosen() {
     const { run, state } = this.app;
-    const measured = this.progress.variants.filter((one) => one.ranks.some((rank) => rank.step.length));
+    const measured = this.progress.variants.filter((variant) => variant.ranks.some((rank) => rank.step.length));
     const wanted = [state.get('variant'), this.progress.stage?.variant, run.leader?.id].map((id) =>
-      measured.find((one) => one.id === id),
+      measured.find((each) => each.id === id),
     );
     return wanted.find(Boolean) ?? measured[0] ?? null;
   }
@@ -178,7 +178,7 @@ class Devices {
   /** @param {LiveDevice} device */
   who(device) {
     const ranks = (
-      this.progress.variants.find((one) => one.id === this.progress.stage?.variant)?.ranks ?? []
+      this.progress.variants.find((variant) => variant.id === this.progress.stage?.variant)?.ranks ?? []
     ).filter((rank) => rank.device === device.device || device.device === 'cpu');
     return [
       el('div', { class: 'strong' }, device.device),
@@ -205,7 +205,7 @@ class Devices {
       sm_clock_mhz: limit == null ? '' : `of ${number(limit)}`,
       power_w: limit == null ? '' : `cap ${number(limit)}${isLimiting ? ', reached' : ''}`,
     }[key];
-    const past = (this.history.get(device.device) ?? []).map((one) => one[key]).filter((one) => one != null);
+    const past = (this.history.get(device.device) ?? []).map((each) => each[key]).filter((each) => each != null);
     const spoken = spokenSeries(device.device, past, key.slice(key.lastIndexOf('_') + 1));
     return [
       el(
@@ -283,7 +283,7 @@ class Devices {
 
   /** @param {VariantProgress | null} chosen */
   picker(chosen) {
-    const measured = this.progress.variants.filter((one) => one.ranks.some((rank) => rank.step.length));
+    const measured = this.progress.variants.filter((variant) => variant.ranks.some((rank) => rank.step.length));
     if (measured.length < 2 || !chosen) return el('div', { class: 'controls' });
     return el(
       'div',
@@ -314,7 +314,7 @@ class Devices {
             'section',
             {},
             el('h2', {}, title),
-            lineChart(lines, lines.map((one) => spokenSeries(one.name, one.y, 'ms')).join('; ')),
+            lineChart(lines, lines.map((line) => spokenSeries(line.name, line.y, 'ms')).join('; ')),
           )
         : null;
     };

@@ -97,7 +97,7 @@ class Operators {
 
   controls() {
     const { run, state } = this.app;
-    const others = optionsOf(run.traced.filter((one) => one !== this.variant));
+    const others = optionsOf(run.traced.filter((each) => each !== this.variant));
     const pickers = run.isTraces
       ? []
       : [
@@ -153,7 +153,7 @@ class Operators {
     /** @param {number | null} value */
     const ms = (value) => number(value, this.decimals);
     /** @param {number} rank */
-    const batch = (rank) => this.variant.ranks.find((one) => one.rank === rank)?.local_batch;
+    const batch = (rank) => this.variant.ranks.find((each) => each.rank === rank)?.local_batch;
     /** @type {OperatorColumn[]} */
     const columns = [
       {
@@ -250,7 +250,7 @@ class Operators {
     const text = (this.app.state.get('q') ?? '').toLowerCase();
     const order = this.app.state.get('opsort') ?? (this.hasAgainst ? 'difference~down' : 'self~down');
     const [key, direction] = order.split('~');
-    const column = this.columns.find((one) => one.key === key && one.sort) ?? this.columns[2];
+    const column = this.columns.find((each) => each.key === key && each.sort) ?? this.columns[2];
     const sign = direction === 'down' ? -1 : 1;
     const named = this.answer.rows.filter((row) => row.name != null && row.name.toLowerCase().includes(text));
     this.sorted = { key: column.key, direction };

@@ -93,7 +93,7 @@ function difference(change) {
   return { percent: value, ci, verdict };
 }
 
-/** @param {DrawnDifference | null} one */
-function toneOf(one) {
-  return one === null || one.verdict === 'inconclusive' ? 'muted' : one.verdict;
+/** @param {DrawnDifference | null} drawn */
+function toneOf(drawn) {
+  return drawn === null || drawn.verdict === 'inconclusive' ? 'muted' : drawn.verdict;
 }

@@ -35,7 +35,7 @@ const ROOM = 0.04;
  * @param {Mark} mark
  */
 export function pointsChart(search, tried, mark) {
-  const timed = tried.filter((one) => one.ms != null);
+  const timed = tried.filter((combination) => combination.ms != null);
   const label = `Time over memory of ${number(timed.length)} combinations; the table below has their figures.`;
   return picture({ class: 'line-chart points-chart', role: 'group', 'aria-label': label }, (width) =>
     new Chart(search, timed, width).parts(mark),
@@ -55,16 +55,16 @@ function roomy(values) {
 class Chart extends Plot {
   /** @param {SearchResult} search @param {Combination[]} timed @param {number} width */
   constructor(search, timed, width) {
-    const placed = timed.filter((one) => one.tried.peak_gib != null);
-    const gib = placed.map((one) => one.tried.peak_gib ?? 0);
+    const placed = timed.filter((combination) => combination.tried.peak_gib != null);
+    const gib = placed.map((combination) => combination.tried.peak_gib ?? 0);
     const [unit, perGib] = memoryUnit(Math.max(search.memory_gib ?? 0, ...gib));
-    const memory = roomy(gib.map((one) => one * perGib));
+    const memory = roomy(gib.map((peak) => peak * perGib));
     const hasStrip = placed.length < timed.length;
     super({
       width,
       height: HEIGHT,
       right: RIGHT + (hasStrip && placed.length ? STRIP_PX : 0),
-      axis: roomy(timed.map((one) => one.ms ?? 0)),
+      axis: roomy(timed.map((combination) => combination.ms ?? 0)),
       share: (amount) => memory.scale.share(amount),
     });
     this.rowsEnd = width - RIGHT;
@@ -83,20 +83,20 @@ class Chart extends Plot {
     return this.placed.length ? this.end + STRIP_PX / 2 : (this.left + this.end) / 2;
   }
 
-  /** @param {Combination} one @returns {Point} */
+  /** @param {Combination} combination @returns {Point} */
   at({ tried, ms }) {
     return [tried.peak_gib == null ? this.stripX : this.x(tried.peak_gib * this.perGib), this.y(ms ?? 0)];
   }
 
   /** @param {Mark} mark */
   parts(mark) {
-    return [...this.axes(), ...this.limit(), ...this.front(), ...this.timed.map((one, index) => this.point(one, index, mark)), ...this.named()];
+    return [...this.axes(), ...this.limit(), ...this.front(), ...this.timed.map((each, index) => this.point(each, index, mark)), ...this.named()];
   }
 
   axes() {
     const { scale, step } = this.memory;
     const decimals = tickDecimals(step);
-    const perSample = this.timed.some((one) => one.tried.ms_per_sample != null);
+    const perSample = this.timed.some((combination) => combination.tried.ms_per_sample != null);
     /** @type {[value: number, text: string][]} */
     const marks = this.placed.length ? scale.ticks(step).map((tick) => [tick, number(tick, decimals)]) : [];
     const memoryUnits = this.placed.length ? `peak memory of the fullest device, ${this.unit}` : '';
@@ -118,22 +118,22 @@ class Chart extends Plot {
 
   /** Steps along those that none beats: at each memory the fastest that there is. */
   front() {
-    const points = this.search.front.flatMap((id) => this.timed.filter((one) => one.id === id)).reverse();
+    const points = this.search.front.flatMap((id) => this.timed.filter((combination) => combination.id === id)).reverse();
     if (points.length < 2) return [];
-    const path = points.map((one, index) => {
-      const [x, y] = this.at(one).map((px) => px.toFixed(1));
+    const path = points.map((combination, index) => {
+      const [x, y] = this.at(combination).map((px) => px.toFixed(1));
       return index ? `H${x} V${y}` : `M${x} ${y}`;
     });
     return [svg('path', { class: 'front', d: path.join(' ') })];
   }
 
-  /** @param {Combination} one @param {number} index @param {Mark} mark */
-  point(one, index, mark) {
-    const [x, y] = this.at(one);
+  /** @param {Combination} combination @param {number} index @param {Mark} mark */
+  point(combination, index, mark) {
+    const [x, y] = this.at(combination);
     /** @param {number} clientX @param {number} clientY */
     const show = (clientX, clientY) => {
-      mark(one.id);
-      showTip(one.spoken, clientX, clientY);
+      mark(combination.id);
+      showTip(combination.spoken, clientX, clientY);
     };
     const leave = () => {
       mark(null);
@@ -142,11 +142,11 @@ class Chart extends Plot {
     return svg(
       'g',
       {
-        class: classes(one),
+        class: classes(combination),
         role: 'img',
-        'aria-label': one.spoken,
+        'aria-label': combination.spoken,
         tabindex: index ? -1 : 0,
-        'data-tried': one.id,
+        'data-tried': combination.id,
         onpointermove: (event) => show(event.clientX, event.clientY),
         onpointerleave: leave,
         onfocus: ({ currentTarget }) => {
@@ -157,22 +157,22 @@ class Chart extends Plot {
         onkeydown: pointKeys,
       },
       svg('circle', { class: 'reach', cx: x, cy: y, r: 9 }),
-      shape(one, x, y),
+      shape(combination, x, y),
     );
   }
 
   /** Names of the two that matter most, where they cover no point if there is such a place. */
   named() {
     const own = this.width < NARROW_PX ? 'own' : 'own setting'; // the legend says of which
-    const taken = this.timed.map((one) => pointBox(...this.at(one)));
+    const taken = this.timed.map((combination) => pointBox(...this.at(combination)));
     return this.timed
-      .filter((one) => one.isOwn || one.isBest)
-      .map((one) => {
-        const text = [one.isBest ? 'best' : '', one.isOwn ? own : ''].filter(Boolean).join(', ');
-        const width = (one.isBest ? BOLDER : 1) * widest([text], TEXT_PX);
-        const box = this.freeBox(nameBoxes(width, ...this.at(one)), taken);
+      .filter((combination) => combination.isOwn || combination.isBest)
+      .map((combination) => {
+        const text = [combination.isBest ? 'best' : '', combination.isOwn ? own : ''].filter(Boolean).join(', ');
+        const width = (combination.isBest ? BOLDER : 1) * widest([text], TEXT_PX);
+        const box = this.freeBox(nameBoxes(width, ...this.at(combination)), taken);
         taken.push(box);
-        return svg('text', { class: `name ${one.isBest ? 'strong' : ''}`, x: box.left, y: box.bottom - BELOW_LINE }, text);
+        return svg('text', { class: `name ${combination.isBest ? 'strong' : ''}`, x: box.left, y: box.bottom - BELOW_LINE }, text);
       });
   }
 
@@ -222,23 +222,23 @@ function overlap(a, b) {
   return a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
 }
 
-/** @param {Combination} one */
-function classes(one) {
-  return ['point', one.isUsable ? '' : 'too-large', one.isFinalist || one.isBest ? 'finalist' : '', one.isOnFront ? 'on-front' : '', one.isOwn ? 'own' : '']
+/** @param {Combination} combination */
+function classes({ isUsable, isFinalist, isBest, isOnFront, isOwn }) {
+  return ['point', isUsable ? '' : 'too-large', isFinalist || isBest ? 'finalist' : '', isOnFront ? 'on-front' : '', isOwn ? 'own' : '']
     .filter(Boolean)
     .join(' ');
 }
 
 /**
  * A diamond for the job's own setting, a cross for what takes too much memory, else a dot.
- * @param {Combination} one
+ * @param {Combination} combination
  * @param {number} x
  * @param {number} y
  */
-function shape(one, x, y) {
+function shape(combination, x, y) {
   const r = RADIUS;
-  if (!one.isUsable) return svg('path', { class: 'shape', d: `M${x - r} ${y - r} L${x + r} ${y + r} M${x - r} ${y + r} L${x + r} ${y - r}` });
-  if (one.isOwn) return svg('path', { class: 'shape', d: `M${x} ${y - 1.4 * r} L${x + 1.4 * r} ${y} L${x} ${y + 1.4 * r} L${x - 1.4 * r} ${y} Z` });
+  if (!combination.isUsable) return svg('path', { class: 'shape', d: `M${x - r} ${y - r} L${x + r} ${y + r} M${x - r} ${y + r} L${x + r} ${y - r}` });
+  if (combination.isOwn) return svg('path', { class: 'shape', d: `M${x} ${y - 1.4 * r} L${x + 1.4 * r} ${y} L${x} ${y + 1.4 * r} L${x - 1.4 * r} ${y} Z` });
   return svg('circle', { class: 'shape', cx: x, cy: y, r });
 }
 
@@ -261,14 +261,14 @@ function pointKeys(event) {
  * @param {Combination[]} tried
  */
 export function pointsLegend(search, tried) {
-  const timed = tried.filter((one) => one.ms != null);
+  const timed = tried.filter((combination) => combination.ms != null);
   /** @type {[isThere: boolean, name: string, text: string][]} */
   const entries = [
     [true, 'point', 'tried'],
     [search.finalists.length > 0, 'point finalist', WORDS.finalist],
-    [timed.some((one) => one.isOwn), 'point own', WORDS.own],
+    [timed.some((combination) => combination.isOwn), 'point own', WORDS.own],
     [search.front.length > 1, 'point on-front', WORDS.front],
-    [timed.some((one) => !one.isUsable), 'point too-large', STATUS_WORDS['too large']],
+    [timed.some((combination) => !combination.isUsable), 'point too-large', STATUS_WORDS['too large']],
   ];
   return el(
     'ul',

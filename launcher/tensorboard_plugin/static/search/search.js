@@ -24,8 +24,8 @@ export function showSearch(host, app) {
   const search = app.run.comparison?.search;
   if (!search) return app.run.answer.improvement ? showRemedies(host, app.run.answer.improvement) : noSearch(host);
   const { answer } = app.run;
-  const tried = search.combinations.map((one) => new Combination(one, search)).sort((a, b) => a.order - b.order);
-  const failed = tried.filter((one) => one.ms == null);
+  const tried = search.combinations.map((combination) => new Combination(combination, search)).sort((a, b) => a.order - b.order);
+  const failed = tried.filter((combination) => combination.ms == null);
   const mark = marker(host);
   replace(
     host,
@@ -96,7 +96,7 @@ export class Combination {
 
 /** @param {Combination[]} tried */
 function unitOf(tried) {
-  return tried.some((one) => one.tried.ms_per_sample != null) ? 'ms per sample' : 'ms';
+  return tried.some((combination) => combination.tried.ms_per_sample != null) ? 'ms per sample' : 'ms';
 }
 
 /**
@@ -106,7 +106,7 @@ function unitOf(tried) {
  */
 function marker(host) {
   return (id) => {
-    for (const one of host.querySelectorAll('[data-tried]')) one.classList.toggle('on', one.getAttribute('data-tried') === id);
+    for (const element of host.querySelectorAll('[data-tried]')) element.classList.toggle('on', element.getAttribute('data-tried') === id);
   };
 }
 
@@ -117,29 +117,29 @@ function marker(host) {
  */
 function failedMarks(failed, mark) {
   if (!failed.length) return null;
-  const marks = failed.map((one) =>
-    el('span', { class: 'cross', role: 'img', 'aria-label': one.spoken, 'data-tried': one.id, ...pointed(one, mark) }, '\u00d7'),
+  const marks = failed.map((combination) =>
+    el('span', { class: 'cross', role: 'img', 'aria-label': combination.spoken, 'data-tried': combination.id, ...pointed(combination, mark) }, '\u00d7'),
   );
   return el('p', { class: 'failed-marks' }, el('span', { class: 'muted' }, `${number(failed.length)} without a time:`), marks);
 }
 
 /**
  * What hovering a row or a mark does.
- * @param {Combination} one
+ * @param {Combination} combination
  * @param {Mark} mark
  * @returns {Attributes<HTMLElement>}
  */
-function pointed(one, mark) {
-  const tip = tipped(one.spoken);
+function pointed(combination, mark) {
+  const tip = tipped(combination.spoken);
   return {
     ...tip,
-    onpointerenter: () => mark(one.id),
+    onpointerenter: () => mark(combination.id),
     onpointerleave: (event) => {
       mark(null);
       tip.onpointerleave?.(event);
     },
     onfocus: (event) => {
-      mark(one.id);
+      mark(combination.id);
       tip.onfocus?.(event);
     },
     onblur: (event) => {
@@ -154,24 +154,24 @@ function triedTable(tried, app, mark) {
   const body = el('tbody');
   /** @param {number} index */
   const row = (index) => {
-    const one = tried[index];
-    const open = () => app.run.byId.has(one.id) && app.state.go({ tab: 'where', variant: one.id });
+    const combination = tried[index];
+    const open = () => app.run.byId.has(combination.id) && app.state.go({ tab: 'where', variant: combination.id });
     return el(
       'tr',
       {
-        class: [one.isBest ? 'best' : '', one.isUsable ? '' : 'unranked'].join(' '),
+        class: [combination.isBest ? 'best' : '', combination.isUsable ? '' : 'unranked'].join(' '),
         tabindex: index ? -1 : 0,
-        'data-tried': one.id,
-        'data-key': `tried:${one.id}`,
+        'data-tried': combination.id,
+        'data-key': `tried:${combination.id}`,
         onclick: open,
         onkeydown: (event) => rowKeys(event, open),
-        ...pointed(one, mark),
+        ...pointed(combination, mark),
       },
-      el('td', {}, wholeWords(one.tried.label)),
-      el('td', { class: 'right' }, three(one.ms)),
-      el('td', { class: 'right' }, one.tried.peak_gib == null ? '\u2013' : memoryText(one.tried.peak_gib)),
-      el('td', { class: 'right roomy' }, number(one.tried.trials)),
-      el('td', { class: 'pad muted roomy' }, one.words.join('; ')),
+      el('td', {}, wholeWords(combination.tried.label)),
+      el('td', { class: 'right' }, three(combination.ms)),
+      el('td', { class: 'right' }, combination.tried.peak_gib == null ? '\u2013' : memoryText(combination.tried.peak_gib)),
+      el('td', { class: 'right roomy' }, number(combination.tried.trials)),
+      el('td', { class: 'pad muted roomy' }, combination.words.join('; ')),
     );
   };
   virtualRows(body, tried.length, ROW_PX, row);

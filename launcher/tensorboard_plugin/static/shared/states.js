@@ -205,7 +205,7 @@ export function tracedVariant(host, { run, state }) {
  */
 export function nothingTraced(host, run, asked) {
   const variants = asked ? [asked] : run.variants;
-  const why = variants.map((one) => one.planned.untraced).find((text) => text != null);
+  const why = variants.map((variant) => variant.planned.untraced).find((text) => text != null);
   return untracedState(host, asked?.label ?? null, run.isRunning, why);
 }
 
@@ -282,7 +282,7 @@ export function failedState(host, message, again) {
 export function problemNotes(problems = [], warnings = []) {
   const lines = [
     ...problems.map(
-      (one) => `${one.file} ${one.message}${saysWhere(one.message, one.byte) ? '' : ` (byte ${number(one.byte)})`}`,
+      (problem) => `${problem.file} ${problem.message}${saysWhere(problem.message, problem.byte) ? '' : ` (byte ${number(problem.byte)})`}`,
     ),
     ...warnings,
   ];

@@ -60,7 +60,7 @@ function panel(variant, found, split) {
       hiddenTable(
         `${variant.label}: measured points`,
         ['device', 'samples', 'ms'],
-        found.devices.flatMap((one) => one.points.map(([samples, ms]) => [one.device, samples, three(ms)])),
+        found.devices.flatMap((device) => device.points.map(([samples, ms]) => [device.device, samples, three(ms)])),
       ),
     ),
   );

@@ -24,8 +24,8 @@ export function costChart(found, split, label) {
 /** @param {Balanced} found @param {number[]} split @param {number} width */
 function parts(found, split, width) {
   const curves = found.devices.map((device, index) => curveOf(device, split[index], index));
-  const { scale, step } = fromZero(Math.max(...curves.map((one) => one.most)), 6);
-  const mostMs = Math.max(found.optimum_ms, ...curves.flatMap((one) => one.line.map(([, ms]) => ms)));
+  const { scale, step } = fromZero(Math.max(...curves.map((curve) => curve.most)), 6);
+  const mostMs = Math.max(found.optimum_ms, ...curves.flatMap((curve) => curve.line.map(([, ms]) => ms)));
   const groups = grouped(curves, TOGETHER * scale.high, TOGETHER * mostMs);
   const shown = groups.length <= MOST_NAMES ? groups : [];
   const best = `T* ${three(found.optimum_ms)} ms`;
@@ -43,9 +43,9 @@ function parts(found, split, width) {
   return [
     ...plot.frame(marks, 'ms', 'samples on a device'),
     svg('line', { class: 'best-line', x1: plot.left, x2: plot.end, y1: plot.y(found.optimum_ms), y2: plot.y(found.optimum_ms) }),
-    ...curves.map((one, index) => line(one.line.map(at), index)),
-    ...curves.flatMap((one, index) => one.points.map((point) => dot(at(point), index, 2.4))),
-    ...curves.flatMap((one) => (one.chosen ? [ring(at(one.chosen))] : [])),
+    ...curves.map((curve, index) => line(curve.line.map(at), index)),
+    ...curves.flatMap((curve, index) => curve.points.map((point) => dot(at(point), index, 2.4))),
+    ...curves.flatMap((curve) => (curve.chosen ? [ring(at(curve.chosen))] : [])),
     ...names([
       { text: best, x: plot.end + 6, y: plot.y(found.optimum_ms) + 4, class: 'best-name' },
       ...shown.flatMap((group) => labels(group, at)),
@@ -62,13 +62,13 @@ function parts(found, split, width) {
 function grouped(curves, samples, ms) {
   /** @type {DeviceCurve[][]} */
   const groups = [];
-  for (const one of curves) {
-    const [x, y] = last(one.line);
+  for (const curve of curves) {
+    const [x, y] = last(curve.line);
     /** @param {DeviceCurve[]} group */
     const near = ([first]) => Math.abs(last(first.line)[0] - x) < samples && Math.abs(last(first.line)[1] - y) < ms;
     const group = groups.find(near);
-    if (group) group.push(one);
-    else groups.push([one]);
+    if (group) group.push(curve);
+    else groups.push([curve]);
   }
   return groups;
 }
@@ -83,7 +83,7 @@ function labels(group, at) {
   const [first] = group;
   const [x, y] = at(last(first.line));
   const name = { text: nameOf(group), x: x + 7, y: y + 1, class: first.index ? '' : 'strong' };
-  const chosen = group.map((one) => one.chosen).filter((point) => point != null);
+  const chosen = group.map((curve) => curve.chosen).filter((point) => point != null);
   if (!chosen.length) return [name];
   const most = chosen.reduce((a, b) => (b[0] > a[0] ? b : a));
   const least = Math.min(...chosen.map(([samples]) => samples));
@@ -125,7 +125,7 @@ function heightAt({ alpha_ms: alpha, beta_ms: beta, points }, size, isStraight) 
   if (isStraight) return Math.max(0, alpha + beta * size);
   const [end, endMs] = last(points);
   if (size >= end) return endMs + beta * (size - end);
-  const right = Math.max(1, points.findIndex(([one]) => one >= size));
+  const right = Math.max(1, points.findIndex(([samples]) => samples >= size));
   const [[x1, y1], [x2, y2]] = [points[right - 1], points[right]];
   return Math.max(0, y2 - ((y2 - y1) / (x2 - x1)) * (x2 - size));
 }

@@ -22,12 +22,12 @@ export const SAME = 1;
  */
 export function forestAxis(differences) {
   const known = differences.filter(isKnown);
-  const reach = reachOf(known.filter((one) => one.verdict !== 'baseline' && one.verdict !== 'noise'));
-  const near = known.filter((one) => Math.abs(one.percent) <= reach);
-  const ends = [-2 * SAME, 2 * SAME, ...near.flatMap((one) => [one.percent, ...(one.ci ?? [])])];
+  const reach = reachOf(known.filter((difference) => difference.verdict !== 'baseline' && difference.verdict !== 'noise'));
+  const near = known.filter((difference) => Math.abs(difference.percent) <= reach);
+  const ends = [-2 * SAME, 2 * SAME, ...near.flatMap((difference) => [difference.percent, ...(difference.ci ?? [])])];
   const low = Math.max(-reach, Math.min(...ends));
   const high = Math.min(reach, Math.max(...ends));
-  const hasFar = known.some((one) => one.percent > reach);
+  const hasFar = known.some((difference) => difference.percent > reach);
   const step = tickStep(high - low);
   const to = hasFar && high < 2 * step ? 2 * step : high;
   return { scale: new Scale(Math.floor(low / step) * step, Math.ceil(to / step) * step), step };
@@ -43,7 +43,7 @@ function reachOf(differences) {
   /** @param {number} share @returns {number} the least that shows so many of them */
   const showing = (share) => {
     /** @param {number} reach */
-    const isEnough = (reach) => differences.filter((one) => farthest(one) <= reach).length >= share * differences.length;
+    const isEnough = (reach) => differences.filter((difference) => farthest(difference) <= reach).length >= share * differences.length;
     let reach = REACHES.find(isEnough) ?? last(REACHES);
     while (!isEnough(reach)) reach *= 2;
     return reach;

@@ -119,17 +119,17 @@ export function inGroups(curves) {
 export function names(wanted) {
   /** @type {(PlacedName & { width: number })[]} */
   const placed = [];
-  for (const one of [...wanted].sort((a, b) => a.y - b.y)) {
-    const width = widest([one.text], TEXT_PX) + NAME_ROOM;
+  for (const each of [...wanted].sort((a, b) => a.y - b.y)) {
+    const width = widest([each.text], TEXT_PX) + NAME_ROOM;
     /** @param {PlacedName & { width: number }} other */
     const covers = (other) =>
-      one.x < other.x + other.width && other.x < one.x + width && Math.abs(one.y - other.y) < LINE_PX;
+      each.x < other.x + other.width && other.x < each.x + width && Math.abs(each.y - other.y) < LINE_PX;
     let covered = placed.find(covers);
     while (covered) {
-      one.y = covered.y + LINE_PX;
+      each.y = covered.y + LINE_PX;
       covered = placed.find(covers);
     }
-    placed.push({ ...one, width });
+    placed.push({ ...each, width });
   }
   return placed.map(({ text, x, y, class: name }) => svg('text', { class: `name ${name ?? ''}`, x, y }, text));
 }

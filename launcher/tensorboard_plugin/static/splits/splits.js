@@ -120,7 +120,7 @@ class View {
   /** @param {Row[]} rows */
   sorted(rows) {
     const [key, direction] = (this.app.state.get('sort') ?? '').split('~');
-    const sort = this.columns.find((one) => one.key === key)?.sort;
+    const sort = this.columns.find((column) => column.key === key)?.sort;
     if (!sort) return rows;
     const sign = direction === 'down' ? -1 : 1;
     return [...rows].sort((a, b) => sign * compare(sort(a), sort(b)));

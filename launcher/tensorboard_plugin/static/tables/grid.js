@@ -125,7 +125,7 @@ function head(column, { order, choose }) {
  * @returns {TreeRow[]}
  */
 function visible(table, { q, order, toggled }) {
-  const column = order ? columnsOf(table).find((one) => one.key === order.split('~')[0]) : null;
+  const column = order ? columnsOf(table).find((each) => each.key === order.split('~')[0]) : null;
   const sort = column?.sort;
   const sign = order?.endsWith('~up') ? 1 : -1;
   /** @type {TreeRow[]} */
@@ -135,7 +135,7 @@ function visible(table, { q, order, toggled }) {
   const add = (rows) => {
     const named = rows.filter((row) => !row.is_total);
     const sorted = sort ? named.sort((a, b) => sign * compare(sort(a), sort(b)) || 0) : named;
-    for (const row of [...sorted, ...rows.filter((one) => one.is_total)]) {
+    for (const row of [...sorted, ...rows.filter((each) => each.is_total)]) {
       if (q && !row.is_total && !row.holds(q)) continue;
       const isFirstOpen = q ? true : !isLarge || row.depth < OPEN_DEPTH - 1;
       row.isOpen = toggled.has(row.path) !== isFirstOpen;
@@ -158,16 +158,16 @@ function treeOf(rows) {
     around.length = row.depth;
     const outer = around[row.depth - 1];
     /** @type {TreeRow} */
-    const one = {
+    const treeRow = {
       ...row,
       inTree,
       inner: [],
       isOpen: true,
       path: `${outer?.path ?? ''}\n${row.name}`,
-      holds: (q) => one.name.toLowerCase().includes(q) || one.inner.some((each) => each.holds(q)),
+      holds: (q) => treeRow.name.toLowerCase().includes(q) || treeRow.inner.some((each) => each.holds(q)),
     };
-    (outer?.inner ?? outermost).push(one);
-    around.push(one);
+    (outer?.inner ?? outermost).push(treeRow);
+    around.push(treeRow);
   }
   return outermost;
 }

@@ -107,7 +107,7 @@ class Tables {
   whose() {
     const { answer, against } = this;
     const { run, state } = this.app;
-    const others = run.isTraces ? [] : optionsOf(run.traced.filter((one) => one !== this.variant));
+    const others = run.isTraces ? [] : optionsOf(run.traced.filter((each) => each !== this.variant));
     return [
       answer.table === 'operators' && others.length
         ? [
@@ -129,7 +129,7 @@ class Tables {
     /** @type {Options} */
     const options = [
       ['', key === 'step' ? 'the whole trace' : 'all ranks'],
-      ...numbers.map((one) => /** @type {const} */ ([String(one), `${noun} ${number(one)}`])),
+      ...numbers.map((value) => /** @type {const} */ ([String(value), `${noun} ${number(value)}`])),
     ];
     return picker(noun, options, state.get(key) ?? '', (value) =>
       state.go({ tab: 'tables', [key]: value || null }),

@@ -21,8 +21,8 @@ export function compactOf({ compact }, ranks, state) {
   const asked = state.get('rows');
   const isCompact = asked ? asked === 'compact' : ranks.length > FEW_RANKS;
   if (!isCompact || !compact.colours.length) return null;
-  const order = compact.orders.find((one) => one.key === state.get('order')) ?? compact.orders[0];
-  const colours = compact.colours.find((one) => one.key === state.get('colours')) ?? compact.colours[0];
+  const order = compact.orders.find((each) => each.key === state.get('order')) ?? compact.orders[0];
+  const colours = compact.colours.find((each) => each.key === state.get('colours')) ?? compact.colours[0];
   return { order, colours };
 }
 
@@ -40,7 +40,7 @@ export function compactLayout(ranks, { order, colours }) {
   const lanes = [];
   order.ranks.forEach((number, index) => {
     const rank = byNumber.get(number);
-    const lane = rank?.lanes.find((one) => one.kind === colours.key);
+    const lane = rank?.lanes.find((each) => each.kind === colours.key);
     if (!rank || !lane) return;
     lanes.push({
       ...lane,
@@ -124,7 +124,7 @@ function options(choices) {
  * @param {string} name
  */
 export function bandClass({ colours }, name) {
-  return colours.legend.find((one) => one.class === name)?.label ?? name;
+  return colours.legend.find((each) => each.class === name)?.label ?? name;
 }
 
 /**
@@ -135,7 +135,7 @@ export function bandClass({ colours }, name) {
  */
 export function partAt(data, rank, ns) {
   for (const link of data?.links ?? []) {
-    const part = link.parts.find((one) => one[0] === rank && one[4] <= ns && ns < one[6]);
+    const part = link.parts.find((each) => each[0] === rank && each[4] <= ns && ns < each[6]);
     if (part) return { link, part };
   }
   return null;

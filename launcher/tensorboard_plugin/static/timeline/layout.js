@@ -25,7 +25,7 @@ export function layout(ranks, expanded) {
   for (const rank of ranks) {
     titles.push({ rank: rank.rank, device: rank.device, label: rank.label, y });
     y += TITLE_PX;
-    for (const lane of rank.lanes.filter((one) => one.kind === 'thread' || one.kind === 'stream')) {
+    for (const lane of rank.lanes.filter((each) => each.kind === 'thread' || each.kind === 'stream')) {
       const placed = place(lane, rank.rank, y, expanded.has(lane.lane));
       lanes.push(placed);
       y += placed.height + LANE_GAP_PX;

@@ -138,7 +138,7 @@ function allRanks({ app, ranks, meta }) {
  */
 function legendHere(compact) {
   const list = compact
-    ? legend(compact.colours.legend.map((one) => one.class), (name) => bandClass(compact, name))
+    ? legend(compact.colours.legend.map((each) => each.class), (name) => bandClass(compact, name))
     : legend(['compute', 'transfer', 'wait', 'copy', 'input']);
   list.style.marginLeft = '0';
   return list;

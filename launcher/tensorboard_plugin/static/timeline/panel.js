@@ -286,14 +286,14 @@ export function sumsPanel(panel, sums) {
         {},
         sums.names
           .slice(0, NAMES_SHOWN)
-          .flatMap((one) => [
+          .flatMap((named) => [
             el(
               'dt',
               { class: 'name-cell' },
-              el('span', { class: `swatch ${one.class}` }),
-              el('span', { title: one.name }, `${PART_OF[one.class] ?? ''}${one.label}`),
+              el('span', { class: `swatch ${named.class}` }),
+              el('span', { title: named.name }, `${PART_OF[named.class] ?? ''}${named.label}`),
             ),
-            el('dd', {}, `${three(one.total_ns / 1e6)} \u00b7 ${number(one.count)}`),
+            el('dd', {}, `${three(named.total_ns / 1e6)} \u00b7 ${number(named.count)}`),
           ]),
       ),
     ),

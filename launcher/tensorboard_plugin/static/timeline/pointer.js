@@ -19,7 +19,7 @@ function under(view, event) {
   const box = view.lanesCanvas.getBoundingClientRect();
   const y = event.clientY - box.top + view.scrollTop;
   const x = event.clientX - box.left;
-  const lane = view.placed.lanes.find((one) => y >= one.y && y < one.y + one.height);
+  const lane = view.placed.lanes.find((each) => y >= each.y && y < each.y + each.height);
   if (!lane) return null;
   if (x < LABEL_PX) return { lane, isLabel: true };
   const nsPerPx = (view.window.to - view.window.from) / view.plotPx;
@@ -59,7 +59,7 @@ export function hover(view, event) {
 /** @param {Timeline} view @param {PlacedLane} lane */
 function labelText(view, lane) {
   if (!lane.band) return lane.label;
-  const device = view.meta.ranks.find((one) => one.rank === lane.rank)?.device;
+  const device = view.meta.ranks.find((each) => each.rank === lane.rank)?.device;
   return [lane.label, device, lane.band.whole].filter(Boolean).join(' \u00b7 ');
 }
 

@@ -47,7 +47,7 @@ export class Search {
         );
         if (answer.state !== 'ready') return;
         this.hits = { q, events: answer.events, total: answer.total, at: -1 };
-        const sum = answer.names.reduce((total, one) => total + one.total_ns, 0);
+        const sum = answer.names.reduce((total, named) => total + named.total_ns, 0);
         this.said.textContent = answer.total
           ? `${number(answer.total)} found, ${duration(sum)}; Enter: next`
           : 'nothing found';

@@ -92,7 +92,7 @@ export class Selection {
     const next = event?.collective?.[way];
     if (event && next != null) this.select({ collective: next, rank: event.rank });
     else if (!event?.collective && data?.links.length) {
-      const link = data.links.find((one) => one.parts[0][4] >= window.from) ?? data.links[0];
+      const link = data.links.find((each) => each.parts[0][4] >= window.from) ?? data.links[0];
       this.select({ id: link.parts[0][3] });
     }
   }

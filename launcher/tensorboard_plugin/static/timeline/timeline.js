@@ -61,7 +61,7 @@ export class Timeline {
     this.selection = new Selection(this);
     this.window = this.storedWindow() ?? firstWindow(this.steps, this.endNs);
     this.overviewLanes = meta.ranks.flatMap((rank) => {
-      const lane = rank.lanes.find((one) => one.kind === 'overview');
+      const lane = rank.lanes.find((each) => each.kind === 'overview');
       return lane ? [{ ...lane, label: rank.label }] : [];
     });
     this.ranks = this.shownRanks();
@@ -108,7 +108,7 @@ export class Timeline {
 
   /** @param {PlacedTitle} title */
   titleOf(title) {
-    const rank = this.variant.ranks.find((one) => one.rank === title.rank);
+    const rank = this.variant.ranks.find((each) => each.rank === title.rank);
     return [title.label, rank?.device ?? title.device, rank ? number(rank.local_batch) : null]
       .filter((part) => part != null && part !== '')
       .join(' \u00b7 ');
@@ -134,7 +134,7 @@ export class Timeline {
 
   stop() {
     this.stopListening();
-    for (const one of [this.feed, this.selection, this.search]) one.stop();
+    for (const each of [this.feed, this.selection, this.search]) each.stop();
   }
 
   /**
@@ -173,7 +173,7 @@ export class Timeline {
   }
 
   scrollToRank() {
-    const title = this.placed.titles.find((one) => this.wantedRanks.includes(one.rank));
+    const title = this.placed.titles.find((each) => this.wantedRanks.includes(each.rank));
     if (title && this.placed.height > this.viewHeight) this.body.scrollTop = title.y;
   }
 

@@ -53,7 +53,7 @@ export function hasWaits(variant) {
  */
 export function ranksByWait(variant, traced) {
   /** @param {RankBreakdown} rank */
-  const deviceOf = (rank) => variant.ranks.find((one) => one.rank === rank.rank)?.device ?? rank.device;
+  const deviceOf = (rank) => variant.ranks.find((each) => each.rank === rank.rank)?.device ?? rank.device;
   const all = (traced ?? []).flatMap((rank) => rank.steps.map((step) => step.step));
   const steps = [...new Set(all)].sort((a, b) => a - b);
   const typical = (traced ?? []).flatMap((rank) => {

@@ -155,7 +155,7 @@ export function fillStrips(grid, app, blocks, steps) {
   if (!counts.size) {
     // Nothing was timed step by step: then there is no scale either.
     head.textContent = '';
-    for (const one of grid.querySelectorAll('.strip-scale')) one.remove();
+    for (const each of grid.querySelectorAll('.strip-scale')) each.remove();
     return;
   }
   head.textContent = counts.size === 1 ? `every step, ms (${number([...counts][0])} each)` : 'every step, ms';
