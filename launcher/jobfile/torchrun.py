@@ -40,6 +40,7 @@ DEFAULTS = {
     "nnodes": "1:1",
     "nproc_per_node": "1",
     "rdzv_backend": "static",
+    "rdzv_id": "none",
     "redirects": "0",
     "tee": "0",
     "event_log_handler": "null",
@@ -133,8 +134,11 @@ def read_line(words: Sequence[str], environ: Mapping[str, str]) -> TorchrunLine:
             given[name] = variables.get(f"PET_{name.upper()}", DEFAULTS.get(name))
         if name in _FLAGS and given[name] == "0":
             given[name] = None
+    is_lone = given["rdzv_backend"] == "static" and _num_nodes(given["nnodes"]) == 1
     if given["standalone"]:  # source: torch/distributed/run.py, `run`
         given |= {"rdzv_backend": "c10d", "rdzv_endpoint": None, "rdzv_id": None}
+    elif is_lone and not given["rdzv_endpoint"] and given["master_port"] is None:
+        given["rdzv_id"] = None  # each run has another, whatever the line says
     if given["shutdown_timeout"] is None:  # source: torch/distributed/launcher/api.py, `LaunchConfig`
         given["shutdown_timeout"] = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
     for name, instead in REFUSED.items():
@@ -201,7 +205,7 @@ def _overrides(given: Mapping[str, Any], nodes: int, port: int | None) -> tuple[
     found += [
         f"env.{name}={json.dumps(value)}"
         for option, name in VARIABLES.items()
-        if (value := given[option]) is not None and value != DEFAULTS.get(option)
+        if (value := given[option]) is not None and (option == "rdzv_id" or value != DEFAULTS.get(option))
     ]
     if restarts := _number("--max-restarts", given["max_restarts"]):
         found.append(f"restarts={restarts}")

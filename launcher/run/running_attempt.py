@@ -8,6 +8,7 @@ import platform
 import re
 import socket
 import time
+import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -130,6 +131,11 @@ class Starter:
     """Versions that the launches are started with."""
     streams: Streams = Streams()
     """What ranks of a program read and write in this command."""
+    unique: uuid.UUID = field(default_factory=uuid.uuid4)
+
+    def run_id(self, launch: Launch) -> str:
+        """The TORCHELASTIC_RUN_ID of a launch and its restarts, which no other run has."""
+        return str(uuid.uuid5(self.unique, launch.id))
 
     def share_cores(self, launch: Launch) -> bool:
         """Whether this machine has more ranks than cores, which would import in turns."""
@@ -290,7 +296,7 @@ class Starter:
         if program is None:
             return dict(process.env)
         own = {
-            "TORCHELASTIC_RUN_ID": process.env.get("TORCHELASTIC_RUN_ID", f"{self.plan.name}-{launch.id}"),
+            "TORCHELASTIC_RUN_ID": process.env.get("TORCHELASTIC_RUN_ID") or self.run_id(launch),
             "TORCHELASTIC_RESTART_COUNT": str(num_restarts(self.run, launch)),
             ERROR_FILE: str(self.run.program_error(name, process.rank).resolve()),
         }

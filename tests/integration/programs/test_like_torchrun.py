@@ -1003,8 +1003,8 @@ def test_variables_of_a_line_are_torchruns(tmp_path: Path, num: str, given: dict
 
 def test_each_attempt_has_files_of_its_own(tmp_path: Path) -> None:
     write(tmp_path, "train.py", STREAMS)
-    line = ("torchrun", "--log-dir", "d", "--redirects", "3", "--max-restarts", "1", "--rdzv-id", "x")
-    gpurun(tmp_path, "--out", "run", *line, "train.py", "--fail").ended(0)
+    line = "torchrun --log-dir d --redirects 3 --max-restarts 1 --rdzv-backend c10d --rdzv-id x train.py"
+    gpurun(tmp_path, "--out", "run", *line.split(), "--fail").ended(0)
     (place,) = (tmp_path / "d").glob("x_*")
     assert [(place / f"attempt_{n}/0/stdout.log").read_text() for n in range(2)] == ["out 0\n"] * 2
 

@@ -148,7 +148,11 @@ def test_ranks_know_how_often_they_have_been_started_again(
     starter = Starter(plan, load_job(tmp_path / "job.yaml"), run, tmp_path, MACHINE)
     _, rank = starter.prepare_attempt(launch, "01-script-1~3", dict.fromkeys(launch.variants, 1))
     assert rank.env["TORCHELASTIC_RESTART_COUNT"] == "2"
-    assert rank.env["TORCHELASTIC_RUN_ID"] == (run_id or f"{plan.name}-{launch.id}")
+    of_attempts = {rank.env["TORCHELASTIC_RUN_ID"]}
+    for each in (starter, Starter(plan, starter.spec, run, tmp_path, MACHINE)):  # the next is another run
+        _, rank = each.prepare_attempt(launch, "01-script-1~4", dict.fromkeys(launch.variants, 1))
+        of_attempts.add(rank.env["TORCHELASTIC_RUN_ID"])
+    assert of_attempts == {run_id} if run_id else len(of_attempts) == 2
 
 
 def test_ranks_are_observed_and_seeded_where_the_plan_says_so(tmp_path: Path) -> None:

@@ -53,10 +53,14 @@ def test_the_variables_of_torchs_own_parser_are_read_and_no_others() -> None:
         (
             "--nnodes 2 --node-rank 1 --master-addr a t.py",
             "overrides",
-            ("steps.launches=1", "nodes=2", "master_port=29500"),
+            ("steps.launches=1", 'env.TORCHELASTIC_RUN_ID="none"', "nodes=2", "master_port=29500"),
         ),
         ("--rdzv-backend=c10d --rdzv-endpoint=localhost:9 --rdzv-conf is_host=1 t.py", "node_rank", None),
-        ("--nnodes=2 --rdzv-backend=c10d t.py", "overrides", ("steps.launches=1", "nodes=2")),
+        (
+            "--nnodes=2 --rdzv-backend=c10d t.py",
+            "overrides",
+            ("steps.launches=1", 'env.TORCHELASTIC_RUN_ID="none"', "nodes=2"),
+        ),
         ("--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=b:9 t.py", "rendezvous", "b:9"),
         (
             "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=b:9 --rdzv-conf is_host=1,join_timeout=60 t.py",
@@ -75,8 +79,17 @@ def test_the_variables_of_torchs_own_parser_are_read_and_no_others() -> None:
         ),
         ("--rdzv-conf join_timeout=10m t.py", "join_timeout_s", None),  # nothing reads it
         ("--shutdown-timeout 0 t.py", "overrides", ("steps.launches=1", "grace=0.001s")),
-        ("--master-addr localhost --master-port 7 t.py", "overrides", ("steps.launches=1", "master_port=7")),
-        ("--rdzv-id 12 t.py", "overrides", ("steps.launches=1", 'env.TORCHELASTIC_RUN_ID="12"')),
+        (
+            "--master-addr localhost --master-port 7 t.py",
+            "overrides",
+            ("steps.launches=1", 'env.TORCHELASTIC_RUN_ID="none"', "master_port=7"),
+        ),
+        ("--rdzv-id 12 t.py", "overrides", ("steps.launches=1",)),  # torch takes a new one
+        (
+            "--rdzv-id 12 --rdzv-backend c10d t.py",
+            "overrides",
+            ("steps.launches=1", 'env.TORCHELASTIC_RUN_ID="12"'),
+        ),
         (
             "--role rank --signals-to-handle SIGTERM,SIGUSR1 t.py",
             "overrides",
