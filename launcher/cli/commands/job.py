@@ -238,7 +238,7 @@ def without_launcher(words: Sequence[str]) -> Problem | None:
         as_module = [*dropwhile(lambda word: word.startswith("-") and word != "-m", words[1:])]
         if as_module[:1] == ["-m"] and (found := without_launcher(as_module)) is not None:
             return found
-    elif first not in LAUNCHERS or (first == words[0] and Path(first).exists()):
+    elif first not in LAUNCHERS or _is_job_file(words[0]):
         return None
     launcher, rest = LAUNCHERS.get(first, first), list(words[1:])
     if launcher == "torchrun":
@@ -254,6 +254,12 @@ def without_launcher(words: Sequence[str]) -> Problem | None:
     own = f" -- {shlex.join(args)}" if args else ""
     text = f"leave `{first}` and its options out: gpurun runs one process per device"
     return Problem(text, f"gpurun run {shlex.join(program)}{own}")
+
+
+def _is_job_file(word: str) -> bool:
+    """Whether a word that could be a launcher names a file that nobody could execute, or has no directory."""
+    path = Path(word)
+    return path.exists() and (path.name == word or not os.access(path, os.X_OK))
 
 
 def _program_in(words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:

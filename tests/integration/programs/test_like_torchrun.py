@@ -1066,6 +1066,7 @@ def test_a_line_of_another_launcher_gets_the_one_to_write(tmp_path: Path, words:
 def test_a_job_file_with_the_name_of_a_command_is_run_by_job(tmp_path: Path, name: str) -> None:
     write(tmp_path, name, "workload: no_such\ndevices: cpu:1\nglobal_batch: 4\n")
     assert "no_such" in gpurun(tmp_path, "job", name).ended(2).err
+    assert "no_such" in gpurun(tmp_path, f"./{name}").ended(2).err
 
 
 SLOW = {
