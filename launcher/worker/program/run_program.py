@@ -91,7 +91,7 @@ def run_script(script: str, args: tuple[str, ...]) -> None:
     Raises:
         BaseException: whatever the program raises, `SystemExit` included.
     """
-    path = os.path.abspath(script)
+    path = os.path.join(os.getcwd(), script)  # as the interpreter does it: `..` may follow a symlink
     if holds_main(path):
         set_path_and_argv(path, [script, *args], [script])
         new_main()
@@ -125,7 +125,7 @@ def set_path_and_argv(directory: str, argv: list[str], program: list[str]) -> No
 def new_main() -> ModuleType:
     """An empty `__main__` in place of the server's."""
     main = ModuleType("__main__")
-    main.__dict__["__builtins__"] = builtins
+    main.__dict__.update({"__annotations__": {}, "__builtins__": builtins})
     sys.modules["__main__"] = main
     return main
 

@@ -225,6 +225,24 @@ def test_a_directory_or_archive_with_a_main_runs(tmp_path: Path, kind: str) -> N
     assert gpurun(tmp_path, "torchrun", name, "--x").ended(0).out == plain.stdout
 
 
+NAMES = """
+    print(list(globals()), __annotations__)
+    import sys
+    print(__file__, sys.path[0], (lambda: 0).__code__.co_filename)
+"""
+
+
+@pytest.mark.parametrize("name", ["link/../train.py", "./train.py"])
+def test_a_script_has_the_names_that_python_gives_it(tmp_path: Path, name: str) -> None:
+    (tmp_path / "other/inner").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("other/inner")
+    write(tmp_path, "train.py", NAMES)
+    write(tmp_path / "other", "train.py", NAMES)
+    line = [sys.executable, name]
+    plain = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert gpurun(tmp_path, "torchrun", name).ended(0).out == plain.stdout
+
+
 def test_a_program_that_cant_begin_has_failed_for_torchrun(tmp_path: Path) -> None:
     write(tmp_path, "broken.py", "print(")
     (tmp_path / "empty").mkdir()
