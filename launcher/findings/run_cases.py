@@ -96,7 +96,7 @@ TIME_SPENT: Cases = {
     "budget": "[{num_trials:trial} and ]{num_launches:launch} took {spent_percent} of the budget"
     "[: {parts_percent}][; each variant was launched once, though {budget_s} are too short for it]",
     "program": "{where} ran for {run_s}[ in the launch of median length, of {num_attempts}]: {before_s} "
-    "before its first step, {steps_s} in and between its {num_steps:timed step}, {after_s} after the last one"
+    "before its first step, {steps_s} in and between its {num_steps:step}, {after_s} after the last one"
     "[ (of {num_programs} programs it has the most time outside of steps)]",
 }
 _TREND = (
