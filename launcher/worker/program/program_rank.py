@@ -509,7 +509,7 @@ class ProgramRank:
         elif tracer is not None and not tracer.written and self.recorder.profilers.num_begun:
             traces = (self.run.trace(self.config.variant, n) for n in range(self.config.world_size))
             what = f"rank 0 has {NO_TRACE}" if any(trace.exists() for trace in traces) else NO_TRACE
-            warnings.append(what + own_traces_text(self.recorder.profilers.traces))
+            warnings.append(what + own_traces_text(self.recorder.profilers.traces, self.config.world_size))
         elif completed and tracer is not None and steps.count < (last := tracer.first + tracer.config.steps):
             warnings.append(
                 f"{NO_TRACE}the program ended before step {last + 1}, "
@@ -536,10 +536,12 @@ class ProgramRank:
         return VariantFacts(warnings=tuple(warnings), unsteady=steps.unsteady, untimed=untimed, code=code)
 
 
-def own_traces_text(paths: Sequence[str]) -> str:
-    """A note that the program's own profiler ran, and where its traces are, if it wrote any."""
+def own_traces_text(paths: Sequence[str], num_ranks: int) -> str:
+    """A note that the program's own profiler ran, and where its traces are, if rank 0 has written `paths`."""
     places = listed(sorted({os.path.dirname(path) for path in paths}))
     where = f"; `gpurun trace` reads what it wrote to {places}" if places else ""
+    if places and num_ranks > 1:
+        where += " on rank 0 (name the directories of all ranks)"
     return f"the program's own profiler ran{where}"
 
 

@@ -417,9 +417,10 @@ def test_its_traces_are_where_it_has_written_them_wherever_the_program_ends(
     profiler.export_chrome_trace("trace.json")
     monkeypatch.chdir("gone")
     Path("../gone").rmdir()
-    said = own_traces_text(recorder.profilers.traces)
+    alone, beside = (own_traces_text(recorder.profilers.traces, num_ranks) for num_ranks in (1, 2))
     monkeypatch.chdir(tmp_path)
-    assert said.endswith(f"reads what it wrote to {tmp_path}")
+    assert alone.endswith(f"reads what it wrote to {tmp_path}")
+    assert beside == f"{alone} on rank 0 (name the directories of all ranks)"
 
 
 def test_a_rank_that_waits_at_another_address_says_where_the_others_meet(
