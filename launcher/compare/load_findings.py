@@ -75,7 +75,14 @@ def less_load(results: Sequence[VariantResult], cores: int | None) -> Finding:
     fewer = None
     if cores is not None and others:
         fewer = less_at_once(len(widest.devices), widest.threads, _free(cores, max(others)))
+        if fewer is not None and suits_alone(len(widest.devices), widest.threads, cores):
+            return _less()
     return fewer or _less("fewer-or-stop")
+
+
+def suits_alone(num_devices: int, threads: int, cores: int) -> bool:
+    """Whether the ranks of a program have a core each without other load: their number is then no mistake."""
+    return threads == 0 and num_devices <= cores
 
 
 def _free(cores: int, others: float) -> int:
@@ -163,7 +170,8 @@ def load_so_far(run: RunDir, plan: Plan, launch: Launch, cores: int) -> str | No
                 variant = plan.variant(variant_id)
                 found = reason("queued", rank=rank, where=variant_label(variant), queued=queued_text(percent))
                 less = None
-                if (others := other_cores(waited)) is not None:
+                suits = suits_alone(len(variant.devices), variant.threads, cores)
+                if (others := other_cores(waited)) is not None and not suits:
                     less = less_at_once(len(variant.devices), variant.threads, _free(cores, others))
                 in_next = f" In a new run, {less.text}." if less else ""
                 return f"So far {found}.{in_next} Other programs can still be stopped."

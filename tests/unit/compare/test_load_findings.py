@@ -316,6 +316,11 @@ def test_fewer_threads_are_tried_before_more_launches(files: Any) -> None:
     assert found[0].weight > 1 > found[1].weight  # of more launches: 1
     alone = [replace(result, devices=("cpu:0",), split=None, threads=1) for result in results[:1]]
     assert less_load(alone, 4).text == "stop other programs on this machine, then run again"
+    program = [replace(result, devices=("cpu:0", "cpu:1"), split=None, threads=0) for result in many]
+    assert [less_load(program, cores).text for cores in (2, 1)] == [
+        "stop other programs on this machine, then run again",
+        "set `devices: cpu:1`: 2 devices × 1 thread need 2 cores (free: 1)",
+    ]
 
 
 def test_what_wasnt_ranked_for_a_low_clock_names_only_clocks(files: Any) -> None:
