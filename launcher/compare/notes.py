@@ -330,6 +330,8 @@ def killed_note(killed: Killed) -> Finding:
         return noticed(STOPPED, cause=killed.cause, launch=killed.launch, ended=killed.ended or None)
     were = "was" if len(killed.ranks) == 1 else "were"
     who = ranks_text(killed.ranks)
+    if killed.hurried:
+        return noticed("killed-early", killed=who, launch=killed.launch, were=were)
     return noticed("killed", killed=who, launch=killed.launch, were=were, grace_s=killed.grace_s)
 
 

@@ -111,6 +111,8 @@ _BY_A_SIGNAL = {STOPPED: "{cause} stopped {launch}[; its ranks ended with {ended
 NOTICED: Cases = {
     "recorded": "{found}",
     **_BY_A_SIGNAL,
+    "killed-early": "{killed} of {launch} {were} killed before the time to end was "
+    "over: what was being saved may be incomplete",
     "killed": "{killed} of {launch} {were} killed, since {grace_s} were not enough to end (`grace`): what "
     "was being saved may be incomplete",
     "no-peak": "no MFU: the peak of {gpus} in {precision} isn't known; `peak_tflops` in the job states it",

@@ -274,9 +274,16 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
             signals: what ranks get before, one after the other, each for an equal part of that time.
         """
         self._continue_stopped()
+        running = self._running.keys() - {SERVICE_RANK}
         with contextlib.suppress(MachineError):
             self._ask_to_end(grace_s, signals)
-        if self._server is None:
+        if self._server is None:  # it was killed, and the ranks with it
+            done = [
+                each for each in self._exits if each.rank not in running or each.returncode != -signal.SIGKILL
+            ]
+            killed = sorted(running - {each.rank for each in done})
+            sent, now_ns = self._signals, time.time_ns()
+            self._exits = [*done, *(Exit(n, -signal.SIGKILL, now_ns, sent, hurried=True) for n in killed)]
             return
         if self._requested:
             self._drop_server()  # It is still importing, and would fork them afterwards.

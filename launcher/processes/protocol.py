@@ -44,6 +44,8 @@ class Exit:
     """Signals that the command itself had sent it."""
     oom_killed: bool = False
     """Whether the kernel killed it because memory ran out."""
+    hurried: bool = False
+    """Whether it was killed before its time to end was over, as by a second Ctrl-C."""
 
     @property
     def stopped(self) -> bool:
@@ -52,8 +54,8 @@ class Exit:
 
     @property
     def was_killed(self) -> bool:
-        """Whether it had not ended when its time for that was over."""
-        return self.stopped and self.returncode == -signal.SIGKILL
+        """Whether it had not ended when its time for that was over, or was cut short."""
+        return self.hurried or (self.stopped and self.returncode == -signal.SIGKILL)
 
 
 class Preload(msgspec.Struct, frozen=True, tag=True):

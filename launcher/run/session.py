@@ -309,7 +309,8 @@ class Session:
         if (killed or cause) and self.spec.kind.runs_program:
             now_ns, limit_s = self.clock.time_ns(), self.spec.grace_limit_s
             ended = listed(sorted({short_status(exit_.returncode) for exit_ in exits}))
-            record = Killed(now_ns, self.attempt.name, killed, limit_s, cause, ended)
+            hurried = any(exit_.hurried for exit_ in exits)
+            record = Killed(now_ns, self.attempt.name, killed, limit_s, cause, ended, hurried)
             append_lines(self.run.killed, [record])
             self.reporter.report(killed_note(record).text)
 

@@ -843,6 +843,8 @@ class Killed:
     """The signal that the command got; empty: none."""
     ended: str = ""
     """The ways in which the ranks ended: `exit code 0 and SIGTERM`."""
+    hurried: bool = False
+    """Whether the ranks were killed before that time was over, as by a second Ctrl-C."""
 
 
 @dataclass(frozen=True)

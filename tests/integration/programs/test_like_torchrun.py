@@ -561,6 +561,19 @@ def test_ranks_that_do_not_end_in_time_are_killed_and_named(tmp_path: Path) -> N
     assert {path.name for path in tmp_path.glob("asked*")} == {"asked0", "asked1"}
 
 
+def test_ranks_that_a_second_ctrl_c_kills_are_named(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", DEAF)
+    with training(tmp_path, *TWO) as process:
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        assert any("may save" in line for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate()
+    said = "anks 0, 1 of 01-script-2 were killed before the time to end was over"
+    assert said in err
+    assert said in " ".join(details(Result(0, "", "", tmp_path)).split())
+
+
 RAISES = (
     STEPS
     + """
