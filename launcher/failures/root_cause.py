@@ -51,6 +51,14 @@ USUAL = {
         "ranks called different collectives, or one with different sizes; to see which, let torch compare "
         "them before each call: start gpurun with TORCH_DISTRIBUTED_DEBUG=DETAIL"
     ),
+    r"Dist(Network|Store)Error: (?s:.*)^gpurun: this rank waits at ": (
+        "leave MASTER_ADDR and MASTER_PORT as they are: this rank waited where the program has set them to, "
+        "and nothing listened there"
+    ),
+    r"(ProcessExitedException|RuntimeError): (?s:.*)An attempt has been made to start a new process before": (
+        "a process that is started by spawn runs the program's file from its beginning: put what starts "
+        'processes below `if __name__ == "__main__":`'
+    ),
     RELATIVE_IMPORT: (
         "a file that belongs to a package is run as its module: `gpurun run -m package.train`, from the "
         "directory that contains the package; in a job `module: package.train`"

@@ -154,6 +154,7 @@ def test_nothing_to_explain() -> None:
         root_cause([], [], None)
 
 
+NO_GUARD = "An attempt has been made to start a new process before the\n  current"
 NEEDED = "a.py: error: the following arguments are required"
 
 
@@ -175,6 +176,14 @@ NEEDED = "a.py: error: the following arguments are required"
         ("EOFError", "EOF when reading a line", "run name? ", "what `input()` asks for"),
         ("SystemExit", "exit code 2", "x\nusage: a.py [-h]\na.py: error: --data", "they follow `--`"),
         ("SystemExit", "exit code 2", f"usage: a.py\n{NEEDED}: --data, --local_rank", "environ["),
+        ("DistNetworkError", "timed out", "gpurun: this rank waits at a:1 for", "leave MASTER_ADDR and"),
+        ("DistNetworkError", "timed out", "", None),
+        (
+            "ProcessExitedException",
+            "exit code 1",
+            f"RuntimeError:\n  {NO_GUARD}\n",
+            'below `if __name__ == "__m',
+        ),
         ("SystemExit", "exit code 2", f"usage: a.py\n{NEEDED}: --local_rank/--local-rank", "environ["),
         (
             "SystemExit",
