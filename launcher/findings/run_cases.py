@@ -113,8 +113,8 @@ NOTICED: Cases = {
     **_BY_A_SIGNAL,
     "killed-early": "{killed} of {launch} {were} killed before the time to end was "
     "over: what was being saved may be incomplete",
-    "killed": "{killed} of {launch} {were} killed, since {grace_s} were not enough to end (`grace`): what "
-    "was being saved may be incomplete",
+    "killed": "{killed} of {launch} {were} killed, since {grace_s} were not enough to end (`grace`, or "
+    "`--shutdown-timeout` for torchrun): what was being saved may be incomplete",
     "no-peak": "no MFU: the peak of {gpus} in {precision} isn't known; `peak_tflops` in the job states it",
     "software": "the software has changed during this run: {parts}",
     "fewer-steps": "its launches made {least} to {most} steps: if a later one goes on from what the first "

@@ -215,7 +215,9 @@ def _overrides(given: Mapping[str, Any], nodes: int, port: int | None) -> tuple[
     if given["numa_binding"] is not None:
         if given["numa_binding"] != "node":
             raise _refused(
-                "numa_binding", given["numa_binding"], "`--set bind=cores` gives each rank its own"
+                "numa_binding",
+                given["numa_binding"],
+                "`gpurun --set bind=cores torchrun …` gives each rank its own cores",
             )
         found.append("bind=numa")
     if nodes > 1:

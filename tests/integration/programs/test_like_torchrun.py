@@ -555,7 +555,7 @@ def test_ranks_that_do_not_end_in_time_are_killed_and_named(tmp_path: Path) -> N
     with training(tmp_path, *TWO, "--set", "grace=6s") as process:
         process.send_signal(signal.SIGINT)
         _, err = process.communicate()
-    said = "ranks 0, 1 of 01-script-2 were killed, since 6.0 s were not enough to end (`grace`)"
+    said = "ranks 0, 1 of 01-script-2 were killed, since 6.0 s were not enough to end (`grace`,"
     assert said in err
     assert said[1:] in " ".join(gpurun(tmp_path, "report", "run", "--details").out.split())
     assert {path.name for path in tmp_path.glob("asked*")} == {"asked0", "asked1"}

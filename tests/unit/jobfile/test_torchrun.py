@@ -123,6 +123,7 @@ def test_a_line_is_translated(words: str, what: str, value: object) -> None:
     ("words", "said"),
     [
         ("--nnodes 1:4 t.py", "--nnodes 1:4 has no counterpart"),
+        ("--numa-binding socket t.py", "`gpurun --set bind=cores torchrun …` gives each rank its own cores"),
         ("--no-python --module t.sh", "exclude each other"),
         ("--rdzv-backend etcd t.py", "--rdzv-backend etcd has no counterpart"),
         ("--virtual-local-rank t.py", "--virtual-local-rank has no counterpart"),
