@@ -167,7 +167,7 @@ REASONS: Cases = {
     "unsteady": "the step time did not settle within {num_steps} warm-up steps",
     OWN_PROCESSES: "the program starts processes of its own (mp.spawn), which aren't seen",
     "only-warmup": "{num_steps:step}, all warm-up[ or slowed by the program's own profiler ({num_slowed})]; "
-    "nothing was timed. Run more than {least} steps[ before its profiler {when}].",
+    "run more than {least}[ that it {how} slow]",
     "short": "[in {num_short} of {num_launches:launch} ]only {num_steps:step} were recorded, each from one "
     "optimizer step to the next; times are from {num_shown:step} of the second half; run more steps"
     "[: usually {enough} are enough]",

@@ -68,8 +68,8 @@ def unsteady_text(num_steps: int) -> str:
 def only_warmup_text(num_steps: int, warmup: int, num_slowed: int = 0) -> str:
     """The message for a program that ended before a step was timed; its profiler slowed `num_slowed`."""
     least = warmup_maximum(warmup)
-    when = "begins" if num_slowed else None
-    return reason("only-warmup", num_steps=num_steps, num_slowed=num_slowed or None, least=least, when=when)
+    how = "doesn't" if num_slowed else None
+    return reason("only-warmup", num_steps=num_steps, num_slowed=num_slowed or None, least=least, how=how)
 
 
 USUALLY_ENOUGH = 30
