@@ -294,8 +294,11 @@ _ONE_OFF: tuple[FigureColumn[tuple[int, NameTotal]], ...] = (
 
 
 def _launches(report: TraceReport) -> TableContent:
+    once = [(rank.rank, row) for rank in report.ranks for row in rank.one_off]
+    title = "done once, whatever the device did meanwhile"
+    more = (_table(_ONE_OFF, title, once, lambda row: row[1].name),) if once else ()
     if not report.launches:
-        return TableContent((), ("the traces have no launches",))
+        return TableContent(more, ("the traces have no launches",))
     rows = tuple(
         ShownRow(
             tuple(figure.cell(row) for figure in _LAUNCHES),
@@ -308,10 +311,8 @@ def _launches(report: TraceReport) -> TableContent:
         "done, over time; short: kernels below 10 µs; slow: kernels that took less time than launching them"
     )
     titles = tuple(figure.title for figure in _LAUNCHES)
-    once = [(rank.rank, row) for rank in report.ranks for row in rank.one_off]
-    more = [_table(_ONE_OFF, "done once, whatever the GPU did meanwhile", once, lambda row: row[1].name)]
     launches = ShownTable(titles, "", rows, "queue over time, by rank")
-    return TableContent((launches, *(more if once else [])), (note,))
+    return TableContent((launches, *more), (note,))
 
 
 _NOTHING_US = 0.5

@@ -182,8 +182,9 @@ class _CpuBuilder:
         """When a thread's last collective ended, and in which task, by thread."""
         self.data = trace.union_of(HostKind.DATA)
         self.compute = cpu_compute(trace)
-        self.busy = cpu_operators(trace).join(self.data)
-        self.once = once.subtract(self.busy)
+        working = cpu_operators(trace).join(self.data)
+        self.once = once.subtract(working)
+        self.busy = working.join(self.once)
         self.issuing = issuing_calls(trace).covered.subtract(self.compute.join(self.data).join(self.once))
         inside = [each for each in trace.of_kind(HostKind.COMM) if window[0] <= each.start < window[1]]
         self.ranges = sorted(inside, key=lambda each: each.start)

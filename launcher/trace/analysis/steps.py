@@ -204,11 +204,8 @@ def one_off_work(trace: Trace, work: Launched, steps: list[HostStep]) -> OneOffW
         mine = chosen & (calls.name == name)
         if _recurs(calls.start[mine], steps):
             chosen &= ~mine | (calls.duration >= OUTLIER * np.median(calls.duration[mine]))
-    compiling, triton = (
-        _named(trace.annotations, trace.annotation_names, pattern)
-        for pattern in (COMPILING, TRITON_COMPILING)
-    )
-    set_up = _named(trace.functions, trace.function_names, GRAPH_SETUP).subtract(compiling)
+    compiling, triton = (compilations(trace, pattern).covered for pattern in (COMPILING, TRITON_COMPILING))
+    set_up = _named(trace.functions, trace.function_names, GRAPH_SETUP).covered.subtract(compiling)
     capturing = _capturing(trace).join(set_up)
     ranges = {COMPILE: compiling, TRITON: triton.subtract(compiling), CAPTURE: capturing}
     return OneOffWork(calls.where(chosen), ranges)
@@ -229,10 +226,15 @@ def _waits_for_queue(trace: Trace, work: Launched) -> NDArray[np.bool_]:
     return found
 
 
-def _named(spans: Spans, names: Sequence[str], pattern: re.Pattern[str]) -> Intervals:
-    """The time in those whose name matches."""
-    chosen = [i for i, name in enumerate(names) if pattern.match(name)]
-    return spans.where(np.isin(spans.name, chosen)).covered
+def compilations(trace: Trace, *patterns: re.Pattern[str]) -> Spans:
+    """The ranges in which torch.compile works, Triton compiles, or either: by the patterns of their names."""
+    return _named(trace.annotations, trace.annotation_names, *patterns)
+
+
+def _named(spans: Spans, names: Sequence[str], *patterns: re.Pattern[str]) -> Spans:
+    """Those whose name matches a pattern."""
+    chosen = [i for i, name in enumerate(names) if any(pattern.match(name) for pattern in patterns)]
+    return spans.where(np.isin(spans.name, chosen))
 
 
 def _capturing(trace: Trace) -> Intervals:

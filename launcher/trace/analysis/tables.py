@@ -14,12 +14,14 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from gpurun.launcher.trace.analysis.steps import Launched
+from gpurun.launcher.trace.analysis.steps import Launched, compilations
 from gpurun.launcher.trace.intervals import Int64, Intervals, union
 from gpurun.launcher.trace.kineto.classify import (
+    COMPILING,
     OLD_AUTOGRAD,
     POINT_TO_POINT,
     REPLICAS,
+    TRITON_COMPILING,
     GpuKind,
     HostKind,
     collective_kind,
@@ -258,7 +260,7 @@ def issuing_calls(trace: Trace) -> Spans:
 def cpu_operators(trace: Trace) -> Intervals:
     """When operators compute, or enclose calls that issue collectives.
 
-    Not in calls for a device, nor where they load the next batch.
+    Not in calls for a device, nor where they compile code or load the next batch.
     """
     ops = trace.ops.where(compute_ops(trace))
     return _without_calls(trace, ops.thread, lambda mine: ops.where(mine).covered)
@@ -304,10 +306,16 @@ def _innermost_computing(trace: Trace, chosen: Mask) -> tuple[Int64, Int64, Int6
 def _without_calls(
     trace: Trace, threads: NDArray[np.int32] | Int64, covered: Callable[[Mask], Intervals]
 ) -> Intervals:
-    """What threads do, but not in calls for a device, and none of it while the loop waits for a batch."""
-    calls = np.isin(threads, trace.launches.thread)
-    of_callers, of_others = (covered(mine) for mine in (calls, ~calls))
-    return of_callers.subtract(trace.launches.covered).join(of_others).subtract(trace.union_of(HostKind.DATA))
+    """What threads do, but not while they compile or are in calls for a device.
+
+    And none of it while the loop waits for a batch.
+    """
+    others = (trace.launches, compilations(trace, COMPILING, TRITON_COMPILING))
+    does_others = np.isin(threads, np.concatenate([each.thread for each in others]))
+    mixed, alone = (covered(mine) for mine in (does_others, ~does_others))
+    for each in others:
+        mixed = mixed.subtract(each.covered)
+    return mixed.join(alone).subtract(trace.union_of(HostKind.DATA))
 
 
 NONE = -1

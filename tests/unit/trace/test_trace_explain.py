@@ -874,6 +874,28 @@ def test_compiling_is_done_once(tmp_path: Path) -> None:
     assert analyse_paths([captured]).ranks[0].one_off == ()
 
 
+def test_compiling_is_no_compute_of_a_cpu(tmp_path: Path) -> None:
+    """Its ranges hold operators; those of another thread compute meanwhile."""
+    events = [
+        span("cpu_op", "aten::mm", 0, 1_000),
+        span("cpu_op", "entire_frame_compile (dynamo_timed)", 1_000, 8_000),
+        span("cpu_op", "compile_file", 2_000, 5_000),
+        span("cpu_op", "aten::mm", 9_000, 1_000),
+    ]
+    file = write(tmp_path / "t.json", events)
+    report = analyse_paths([file], None, frozenset({"critical-path", "launches"}))
+    assert report.conclusion.startswith(
+        "Rank 0 spends 80 % of its time (8.00 of 10.0 ms) in what is done once (torch.compile: 8.00 ms):"
+    )
+    assert "8.000      1  torch.compile" in render_tables(report, ("launches",), 100)
+    assert report.critical_path is not None
+    parts = {each.part: each.path_us for each in report.critical_path.parts if each.path_us}
+    assert parts == {"compute": 2_000, "one-off": 8_000}
+    write(file, [*events, span("cpu_op", "aten::mm", 3_000, 4_000, tid=2)])
+    total = analyse_paths([file]).ranks[0].total
+    assert (total.compute_us, total.idle_by_cause_us.one_off) == (6_000, 4_000)
+
+
 def test_the_first_call_makes_the_context(tmp_path: Path) -> None:
     """Whatever it asks for; of it counts what lies in the time that is measured."""
     asked = span("cuda_runtime", "cudaDeviceGetStreamPriorityRange", -9_000, 14_000)
