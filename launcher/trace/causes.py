@@ -195,11 +195,17 @@ class Cause:
         return self.part in _WAITS
 
     @property
+    def saves_nothing(self) -> bool:
+        """Whether, by a replay, a step would hardly be shorter without it: something else takes as long."""
+        return self.replayed_ns is not None and self.weight < MENTION_FROM
+
+    @property
     def has_advice(self) -> bool:
-        """Whether it is known what may be done about it: not of waiting for no rank in particular."""
+        """Whether something may be done about it that helps: not about waiting for no rank in particular."""
         is_unknown = self.part in WITHOUT_ADVICE or (self.part == "straggler" and not self.ranks)
         is_recorded = self.part == "unread" and self.figures.get("has_stacks")
-        return not (is_unknown or is_recorded or self.figures.get("case") in (IN_STACKS, UNMATCHED))
+        is_known = not (is_unknown or is_recorded or self.figures.get("case") in (IN_STACKS, UNMATCHED))
+        return is_known and not self.saves_nothing
 
     @property
     def text(self) -> str:

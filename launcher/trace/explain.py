@@ -118,7 +118,8 @@ def _explained(whole: TraceReport, report: TraceReport, unreplayed: str) -> tupl
     if any(cause.is_wait for cause in named):
         waits = [cause for cause in found if cause.is_wait and cause.weight >= MENTION_FROM]
         named = [cause for cause in found if cause in named or cause in waits]
-    most = max(cause.weight for cause in named)  # the first says most, though another may take more
+    # The first says most, though another may take more; of what saves nothing, its share says what it concerns.
+    most = max(*(cause.weight for cause in named), first.share if first.saves_nothing else 0.0)
     said = [(cause, each) for cause in named for each in _said(cause, report, first.has_advice)]
     weighed = (replace(each, weight=most) if cause is first else each for cause, each in said)
     slowed = "; ".join(_slowed(named, report)) or None

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.launcher.findings.finding import screen_of
 from gpurun.launcher.report.terminal.trace import render_tables, render_trace
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.causes import Cause, with_savings
@@ -254,6 +255,21 @@ def test_copies_within_a_device_are_not_called_those_of_pinned_memory(tmp_path: 
         at += length
     said = analyse_paths([write(tmp_path / "t.json", events)]).conclusion
     assert "on copies of the device's own memory that nothing overlaps" in said
+
+
+def test_what_saves_nothing_is_shown_without_advice(tmp_path: Path) -> None:
+    """Copies take 3 of 5 ms of the GPU, and the CPU, which waits for nothing, as long as all of it."""
+    events: list[Event] = []
+    for number in range(4):
+        begin = 5_020 * number
+        copy = kernel("Memcpy HtoD (Pinned -> Device)", begin + 10, 3_000, 2 * number + 1, stream=20)
+        events += [step(number, begin, 5_020), launch(begin, 5, 2 * number + 1), copy | {"cat": "gpu_memcpy"}]
+        events += [launch(begin + 20, 5, 2 * number + 2), kernel("k", begin + 3_012, 2_000, 2 * number + 2)]
+    report = analyse_paths([write(tmp_path / "t.json", events)])
+    (answer, why), shown = screen_of(report.findings).lines, report.findings[1]
+    assert (answer[0], why[0], why[1]) == ("Traces", "Why", shown.text)
+    assert (shown.code, shown.figures["saved_ms"]) == ("exposed-copies", 0)
+    assert not [each for each in report.findings if each.level == "remedy"]
 
 
 def test_work_of_other_steps_is_no_gap(tmp_path: Path) -> None:
