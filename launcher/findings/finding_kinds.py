@@ -173,7 +173,8 @@ ANSWERS: Mapping[str, Kind] = {
         "{num_ranks:rank} on {devices}[, {num_steps:step}][, {num_few:step}, which may be unlike others]"
         "[; compute takes {percent} of the time[ of {whose}]"
         "[, no other cause more than {most_percent}[ of {of_each}]]]"
-        "[; {num_cut:file} cut off, so no cause is named][; causes by their shares, as {basis}]"
+        "[; {num_cut:file} cut off, so no cause is named]"
+        "[; {num_lost:damaged event} left out, so no cause is named][; causes by their shares, as {basis}]"
         "[; longer than the others and left out of causes: {outlying_ms}]"
         "[; {num_left_out:other trace} left out]"
         "[; that {num_assumed:file} are of one job is assumed][; {slowed}]",

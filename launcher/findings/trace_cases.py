@@ -46,6 +46,7 @@ BY_SHARES: Mapping[str, str] = {
     "steps": "ranks recorded different steps",
     "launches": "launches are missing",
     "cut": "a trace is cut off",
+    "damaged": "events of a trace are damaged",
     "times": "times are out of range",
     "devices": "device work is missing",
     "long": "there is too much to replay",
@@ -142,7 +143,7 @@ _OF_ALL: Mapping[str, str] = {
     "the newest with most ranks is shown: {files}",
     "one-rank-present": _PRESENT,
     "ranks-missing": _PRESENT + ", so bandwidths are at least those shown",
-    "ranks-cut-off": "means, bubbles and causes are without {who}: what is cut off isn't known",
+    "ranks-cut-off": "means, bubbles and causes are without {who}: what their files lack isn't known",
     "world-sizes": "the traces disagree about the number of ranks: {sizes}",
     "different-steps": "the ranks recorded different steps: {recorded}",
     "unknown-groups": "between which ranks {num_collectives:collective} ran isn't recorded: "

@@ -86,7 +86,7 @@ def explain(
     """
     first, *more = _explained(report, of_usual_steps(report), unreplayed)
     outlying = outlying_steps(report.ranks)
-    if not outlying or "num_cut" in first.figures:
+    if not outlying or {"num_cut", "num_lost"} & {*first.figures}:
         return (first, *more)
     more_ms = {f"step {each.step}": each.more_us / 1000 for each in outlying}
     steps = (_noticed_step(each, report, cpu.get((each.rank, each.step))) for each in outlying)
@@ -95,9 +95,10 @@ def explain(
 
 def _explained(whole: TraceReport, report: TraceReport, unreplayed: str) -> tuple[Finding, ...]:
     """The causes of all of the capture's usual steps."""
-    cut = [rank for rank in report.ranks if rank.is_cut]
-    if len(cut) == len(report.ranks):  # what they lack would look like waiting
-        return (_traced(whole, num_cut=len(cut)),)
+    if all(rank.is_partial for rank in report.ranks):  # what they lack would look like waiting
+        num_cut = sum(rank.is_cut for rank in report.ranks)
+        num_lost = sum(rank.lost_events for rank in report.ranks)
+        return (_traced(whole, num_cut=num_cut or None, num_lost=None if num_cut else num_lost),)
     found = trace_causes(whole)
     first = _once(found) or most_lost(found)
     if first is None:
@@ -118,7 +119,7 @@ def _explained(whole: TraceReport, report: TraceReport, unreplayed: str) -> tupl
     if any(cause.is_wait for cause in named):
         waits = [cause for cause in found if cause.is_wait and cause.weight >= MENTION_FROM]
         named = [cause for cause in found if cause in named or cause in waits]
-    # The first says most, though another may take more; of what saves nothing, its share says what it concerns.
+    # The first says most, though another may take more; of what saves nothing, its share counts.
     most = max(*(cause.weight for cause in named), first.share if first.saves_nothing else 0.0)
     said = [(cause, each) for cause in named for each in _said(cause, report, first.has_advice)]
     weighed = (replace(each, weight=most) if cause is first else each for cause, each in said)
@@ -642,8 +643,8 @@ def _is_total(rank: RankTrace) -> bool:
 
 
 def whole_ranks(ranks: Sequence[RankTrace]) -> Sequence[RankTrace]:
-    """The ranks whose files don't end early; all, where every file does."""
-    return [rank for rank in ranks if not rank.is_cut] or ranks
+    """The ranks whose files lack nothing; all, where every file does."""
+    return [rank for rank in ranks if not rank.is_partial] or ranks
 
 
 def explained_stretches(report: TraceReport) -> list[Breakdown]:

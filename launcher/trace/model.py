@@ -454,6 +454,8 @@ class RankTrace:
     """The work that the steps launched, if the trace has steps and also work outside of them."""
     is_cut: bool = False
     """Whether the file ends early, so that any of these figures may lack something."""
+    lost_events: int = 0
+    """Damaged events that were left out and may have been work, where they are more than 1 % of it."""
     is_thinned: bool = False
     """Whether calls were left out of the file after it was recorded, so that gaps may hold work."""
     one_off: tuple[NameTotal, ...] = ()
@@ -469,6 +471,11 @@ class RankTrace:
     def per_step(self) -> NameTotals:
         """The work that the steps launched; of the whole file if no work is outside or no step is known."""
         return self.in_steps or NameTotals(self.kernels, self.ops, self.modules, self.groups)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the file lacks work."""
+        return self.is_cut or self.lost_events > 0
 
 
 @dataclass(frozen=True)
@@ -659,7 +666,7 @@ class TraceReport:
         """The findings: each cause with what to do about it."""
         causes, steps = (of_level(self.findings, level) for level in ("cause", "remedy"))
         if not causes:
-            known = (each for each in self.findings if {"percent", "num_cut"} & {*each.figures})
+            known = (each for each in self.findings if {"percent", "num_cut", "num_lost"} & {*each.figures})
             return tuple(each.sentence for each in known)
         named = (with_figures(each, about=None) for each in steps)  # next to its cause, advice needs no name
         advice = {(each.figures["what"], each.ranks, each.weight): each.text for each in named}

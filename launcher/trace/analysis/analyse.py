@@ -213,9 +213,9 @@ def _doubts(ranked: Ranked, matched: Matched) -> Iterator[Finding]:
     if len(sizes) == 1 and sizes[0] > len(ranks):
         case = "ranks-missing" if len(ranks) > 1 else "one-rank-present"
         yield noticed(case, num_present=len(ranks), num_ranks=sizes[0])
-    cut = [rank for rank, digest in ranked.digests if digest.is_cut]
-    if cut and len(cut) < len(ranks):
-        yield _noticed_of("ranks-cut-off", cut)
+    partial = [rank for rank, digest in ranked.digests if digest.is_partial]
+    if partial and len(partial) < len(ranks):
+        yield _noticed_of("ranks-cut-off", partial)
     if len(sizes) > 1:
         yield noticed("world-sizes", sizes=sizes)
     by_range: defaultdict[str, list[int]] = defaultdict(list)
@@ -419,7 +419,7 @@ def _views(ranked: Ranked, matched: Matched, base_ns: int) -> Iterator[tuple[int
 
 def _whole(views: Views) -> Views:
     """Views of the files that don't end early, else all: what others lack would look like waiting."""
-    return tuple((rank, view) for rank, view in views if not view.digest.is_cut) or views
+    return tuple((rank, view) for rank, view in views if not view.digest.is_partial) or views
 
 
 def _first_ns(rank: int, digest: Digest, clocks: Clocks) -> int:

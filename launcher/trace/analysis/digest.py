@@ -484,6 +484,8 @@ class Digest:
     """Whether torch's DDP or FSDP is at work."""
     is_cut: bool = False
     """Whether the file ends early."""
+    lost_events: int = 0
+    """Damaged events that were left out and may have been work, if they are many."""
     is_thinned: bool = False
     """Whether calls were left out of it after it was recorded."""
     clock: str | None = None
@@ -494,6 +496,11 @@ class Digest:
     show: Set[Table] = frozenset()
     """The tables that `tables` is for."""
     tables: RankTables | None = None
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the file lacks work."""
+        return self.is_cut or self.lost_events > 0
 
 
 def digest_file(path: Path, steps: slice | None, show: Set[Table], room: ReadLimits) -> Digest:
@@ -564,6 +571,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
         communicates=bool(collectives),
         wraps_data_parallel=any(map(_DATA_PARALLEL.match, (*trace.annotation_names, *trace.op_names))),
         is_cut=trace.cut is not None,
+        lost_events=_lost_events(trace),
         is_thinned=on_gpu and are_calls_left_out(trace),
         clock=None if on_gpu else clock_id(trace.header),
         window=None if chosen is None else _window(host, all_steps, kept),
@@ -934,7 +942,15 @@ def _unreplayed(trace: Trace, work: Launched, steps: list[HostStep]) -> str:
     lost = ~work.is_known & ~before_capture(trace, work)
     is_long = max(num_calls, len(trace.ranges)) > MAX_CALLS or len(trace.gpu) > MAX_WORK
     is_lost = lost.sum() > MOST_LOST * len(lost) or are_calls_left_out(trace)
-    return "cut" if trace.cut is not None else "launches" if is_lost else "long" if is_long else ""
+    damage = "cut" if trace.cut is not None else "damaged" if _lost_events(trace) else ""
+    return damage or ("launches" if is_lost else "long" if is_long else "")
+
+
+def _lost_events(trace: Trace) -> int:
+    """The damaged events that may have been work, if they are too many to say what the time went into."""
+    num_work = len(trace.gpu) or len(trace.ops)
+    lost = trace.lost_gpu_events if len(trace.gpu) else trace.lost_operators
+    return lost if lost > MOST_LOST * (num_work + lost) else 0
 
 
 def _process(trace: Trace) -> str | None:

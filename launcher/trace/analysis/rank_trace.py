@@ -63,6 +63,7 @@ def rank_trace(rank: int, view: MatchedRank) -> RankTrace:
         devices=devices,
         in_steps=_in_steps(view),
         is_cut=digest.is_cut,
+        lost_events=digest.lost_events,
         is_thinned=digest.is_thinned,
         one_off=_names(digest.one_off),
         cpu=digest.cpu,

@@ -574,6 +574,10 @@ class Trace:
     ranges: tuple[HostRange, ...]
     skipped: tuple[Finding, ...]
     """Notes on events that were left out."""
+    lost_gpu_events: int
+    """Damaged events that were left out and are, or may be, GPU work."""
+    lost_operators: int
+    """Likewise operators."""
     cut: int | None
     """The byte at which the file ends too early, if it does."""
     other_categories: frozenset[str | None]

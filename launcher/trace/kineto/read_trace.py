@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -155,6 +156,8 @@ class Reader:
     num_gpu: int = 0
     negative: int = 0
     timeless: int = 0
+    lost: Counter[Role] = field(default_factory=Counter)
+    """Events that were left out for their times, by role."""
     has_stacks: bool = False
     recorded_until: int | None = None
     details: DetailsReader | None = None
@@ -177,9 +180,9 @@ class Reader:
             else None
         )
         roles = bytes(map(self.roles.__getitem__, map(_CATEGORY, spans)))
-        self._add_gpu(*self._timed(_of(Role.GPU, spans, roles), times))
+        self._add_gpu(*self._timed(_of(Role.GPU, spans, roles), times, Role.GPU))
         self._add_launches(*self._timed(_of(Role.LAUNCH, spans, roles), times))
-        self._add_ops(*self._timed(_of(Role.OPERATOR, spans, roles), times))
+        self._add_ops(*self._timed(_of(Role.OPERATOR, spans, roles), times, Role.OPERATOR))
         self.waits += filter(None, map(gpu_wait, _of(Role.WAIT, spans, roles)))
         _, *recorded = self._timed(_of(Role.RECORDING, spans, roles), times)
         for end in np.add(*recorded).tolist():
@@ -198,9 +201,13 @@ class Reader:
     def _with_times(self, spans: list[TraceEvent]) -> list[TraceEvent]:
         kept = [event for event in spans if event.ts is not None and event.dur is not None]
         self.timeless += len(spans) - len(kept)
+        if len(kept) < len(spans):
+            self.lost.update(self.roles[each.cat] for each in spans if each.ts is None or each.dur is None)
         return kept
 
-    def _timed(self, events: list[TraceEvent], texts: Times | None) -> tuple[list[TraceEvent], Int64, Int64]:
+    def _timed(
+        self, events: list[TraceEvent], texts: Times | None, role: Role = Role.NONE
+    ) -> tuple[list[TraceEvent], Int64, Int64]:
         """Events with start and duration in ns, except those of negative length or out of range."""
         base_us = self.base_us or 0
         if texts is None:
@@ -213,7 +220,9 @@ class Reader:
         good = (duration >= 0) & (np.abs(start) < MAX_NS // 4) & (duration < MAX_NS // 4)
         if good.all():
             return events, start, duration
-        self.negative += int(len(good) - good.sum())
+        num_bad = int(len(good) - good.sum())
+        self.negative += num_bad
+        self.lost[role] += num_bad
         kept = [event for event, is_good in zip(events, good.tolist(), strict=True) if is_good]
         return kept, start[good], duration[good]
 
@@ -329,6 +338,8 @@ class Reader:
             module_names=tuple(self.module_names),
             ranges=tuple(_with_one_sort_of_steps(self.ranges)),
             skipped=tuple(self._skipped(skipped)),
+            lost_gpu_events=self.lost[Role.GPU] + skipped.count,
+            lost_operators=self.lost[Role.OPERATOR] + skipped.count,
             cut=cut,
             other_categories=self.roles.others,
             annotations=Spans(*_spans(self.annotations)),

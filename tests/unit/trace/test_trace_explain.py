@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -255,6 +256,20 @@ def test_copies_within_a_device_are_not_called_those_of_pinned_memory(tmp_path: 
         at += length
     said = analyse_paths([write(tmp_path / "t.json", events)]).conclusion
     assert "on copies of the device's own memory that nothing overlaps" in said
+
+
+@pytest.mark.parametrize(
+    "damage", [{"dur": -500}, {"dur": 1e300}, {"ts": 1e18}, {"ts": "1e400"}, {"ts": None}]
+)
+def test_no_cause_is_named_where_work_is_lost(tmp_path: Path, damage: dict[str, Any]) -> None:
+    """A kernel of two is damaged: the gap in its place would look like a loss. One of 200 is nothing."""
+    for num, is_lossy in ((2, True), (200, False)):
+        events = launches_of([(1_000.0 * number, 10.0) for number in range(num)])
+        next(each for each in events if each["cat"] == "kernel").update(damage)
+        report = analyse_paths([write(tmp_path / "t.json", events)])
+        assert report.ranks[0].lost_events == is_lossy
+        assert report.findings[0].text.endswith("1 damaged event left out, so no cause is named") == is_lossy
+        assert "cause" not in {each.level for each in report.findings} or not is_lossy
 
 
 def test_what_saves_nothing_is_shown_without_advice(tmp_path: Path) -> None:
