@@ -394,7 +394,6 @@ SPENT: Mapping[str, str] = {
     "unknown": "in gaps",
     "gaps": "in gaps",
     "other_steps": "in work of other steps",
-    "tail": "after the last work",
     "unread": "outside of operators",
     "unrecorded": "waiting for the CPU",
     "transfer": "on transfers",

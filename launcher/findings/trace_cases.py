@@ -21,7 +21,6 @@ GAPS: Mapping[str, str] = {
     "gaps": "in gaps between work already launched",
     "waiting": "in gaps in which the CPU is mostly",
     "other-steps": "in work of other steps alone",
-    "tail": "after its last work, when the CPU launches no more",
 }
 """By the part of a step: where its time goes without a reason that the trace names."""
 IN_STEP: Mapping[str, str] = {
@@ -31,7 +30,6 @@ IN_STEP: Mapping[str, str] = {
     "launching": "waiting for launching calls to end",
     "one_off": "in what is done once",
     "other": "in gaps in which work was launched, or the CPU waited in a call",
-    "tail": "after its last work",
     "compute": "on compute",
     "transfer": "on transfers",
     "copies": "on copies",

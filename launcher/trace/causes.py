@@ -36,7 +36,6 @@ Part = Literal[
     "communication",
     "gaps",
     "other_steps",
-    "tail",
     "unknown",
     "unread",
     "unrecorded",
@@ -60,7 +59,6 @@ PARTS: Mapping[Part, str] = {
     "communication": "not-recorded",
     "gaps": "gaps",
     "other_steps": "gaps",
-    "tail": "gaps",
     "unknown": "not-recorded",
     "unread": "not-recorded",
     "unrecorded": "not-recorded",
@@ -75,8 +73,6 @@ OF_HOST: tuple[Part, ...] = ("host", "python", "outside", "unseen", "unread", "u
 LATE: tuple[Part, ...] = ("input", *OF_HOST)
 """Parts for which a rank comes late while the others wait."""
 _WAITS: tuple[Part, ...] = ("split", "straggler", "bubble")
-WITHOUT_ADVICE: tuple[Part, ...] = ("tail",)
-"""Parts whose reason isn't known."""
 IN_STACKS = "in-stacks"
 """The case of time outside of operators where the trace has Python's stacks."""
 _FUNCTIONS: Mapping[Part, str] = {"input": "data", "gaps": "other", **dict.fromkeys(OF_HOST, "host")}
@@ -202,7 +198,7 @@ class Cause:
     @property
     def has_advice(self) -> bool:
         """Whether something may be done about it that helps: not about waiting for no rank in particular."""
-        is_unknown = self.part in WITHOUT_ADVICE or (self.part == "straggler" and not self.ranks)
+        is_unknown = self.part == "straggler" and not self.ranks
         is_recorded = self.part == "unread" and self.figures.get("has_stacks")
         is_known = not (is_unknown or is_recorded or self.figures.get("case") in (IN_STACKS, UNMATCHED))
         return is_known and not self.saves_nothing

@@ -78,7 +78,6 @@ class TraceDiff:
     classes: tuple[Change, ...]
     """The parts that add up to the span, with idle time split by cause; per step also the span itself.
 
-    `idle_host` holds the time after the last work, too: in other steps, that is waiting for the next launch.
     Of steps only those count that aren't `outlying`; for names, all. `idle` is not split where the
     causes are known of one capture only.
     """
@@ -106,7 +105,7 @@ _CLASSES: tuple[tuple[str, Callable[[Breakdown], float]], ...] = (
     ("exposed_wait", lambda each: each.exposed_wait_us),
     ("exposed_memcpy", lambda each: each.exposed_memcpy_us),
     ("other_steps", lambda each: each.other_steps_us),
-    ("idle_host", lambda each: each.idle_by_cause_us.of_launches + each.idle_by_cause_us.tail),
+    ("idle_host", lambda each: each.idle_by_cause_us.of_launches),
     ("idle_one_off", lambda each: each.idle_by_cause_us.one_off),
     ("idle_comm_wait", lambda each: each.idle_by_cause_us.comm_wait),
     ("idle_data", lambda each: each.idle_by_cause_us.data),

@@ -25,7 +25,6 @@ from gpurun.launcher.trace.causes import (
     PINNED,
     UNMATCHED,
     UNREAD_NPU,
-    WITHOUT_ADVICE,
     Cause,
     MeasuredRanks,
     Part,
@@ -114,8 +113,6 @@ def _explained(whole: TraceReport, report: TraceReport, unreplayed: str) -> tupl
         return (_traced(whole, percent=percent, whose=whose, most_percent=bound or None, of_each=of_each),)
     found = [first, *(cause for cause in found if cause is not first)]
     named = [found[0], *(cause for cause in found[1:] if cause.weight >= MENTION_NEXT_FROM)]
-    if first.part in WITHOUT_ADVICE and len(named) == 1:
-        named += [cause for cause in found[1:2] if cause.weight >= MENTION_FROM]
     if any(cause.is_wait for cause in named):
         waits = [cause for cause in found if cause.is_wait and cause.weight >= MENTION_FROM]
         named = [cause for cause in found if cause in named or cause in waits]

@@ -202,7 +202,7 @@ class CriticalPath:
         return (self.length_us - before_us) / self.num_steps if self.num_steps > 1 else None
 
 
-IdlePart = Literal["input", "host", "one_off", "gaps", "unknown", "tail"]
+IdlePart = Literal["input", "host", "one_off", "gaps", "unknown"]
 """Parts of a step in which the device has nothing to do; `Part` in `causes.py` says more of some of them."""
 IDLE_PARTS: tuple[IdlePart, ...] = get_args(IdlePart)
 
@@ -232,8 +232,6 @@ class IdleCauses:
     """Work was launched and waited for something else; or the CPU waited in a call, for 1 ms or more."""
     unknown: float
     """The trace doesn't have the launch of the work that came next."""
-    tail: float
-    """After the last work: the CPU launched no more."""
 
     @property
     def of_launches(self) -> float:
@@ -249,7 +247,6 @@ class IdleCauses:
             "one_off": self.one_off,
             "gaps": self.other,
             "unknown": self.unknown,
-            "tail": self.tail,
         }
 
 

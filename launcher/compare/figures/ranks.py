@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from gpurun.launcher.trace.model import Breakdown, RankTrace, StepBreakdown
 
 
-SCHEMA = 16
+SCHEMA = 17
 MOST_OPERATORS = 20
 """The number of operators to keep of each rank, the longest ones."""
 
@@ -88,8 +88,6 @@ class RankBreakdown:
     """The part of idle in which work was launched, or the CPU waited in a call."""
     unknown_ns: int
     """The part of idle before work whose launch the trace doesn't have."""
-    tail_ns: int
-    """The part of idle after the last work."""
     idle_comm_ns: int
     """The part of idle in which a GPU waits for a collective on the CPU."""
     wait_ns: int | None
@@ -407,8 +405,6 @@ class RankFigures:
     """The part of idle in which work was launched, or the CPU waited in a call."""
     unknown_ms: float | None = None
     """The part of idle before work whose launch the trace doesn't have."""
-    tail_ms: float | None = None
-    """The part of idle after the last work."""
     wait_ms: float | None = None
     """In collectives until the last rank came, whatever overlaps it; `None` with one rank's trace only."""
     transfer_ms: float | None = None

@@ -155,13 +155,13 @@ class DeviceQueue:
         """The parts of gaps before the launching call of the work that ends each, during this call, and from
         its end to the start; and gaps whose launch isn't known.
 
-        What was launched before its gap began waits for something else than its launch. A gap that no work
-        ends waits for nothing.
+        What was launched before its gap began waits for something else than its launch. After the last work,
+        all of the gap is before the next launch.
         """
         gaps = self._divided(gaps)
-        gaps = _some(gaps.starts, gaps.ends, ~self._is_last(gaps))
         place = np.searchsorted(self.starts, gaps.ends)
-        begun, done = self.begun[place], self.done[place]
+        later = LOST - 1 if (self.begun != LOST).any() else LOST
+        begun, done = np.append(self.begun, later)[place], np.append(self.done, later)[place]
         is_known = begun != LOST
         begun = np.clip(begun, gaps.starts, gaps.ends)
         done = np.clip(done, begun, gaps.ends)
@@ -171,14 +171,6 @@ class DeviceQueue:
             _some(done, np.minimum(done + MAX_LATENCY_NS, gaps.ends), is_known & (done > gaps.starts)),
             _some(gaps.starts, gaps.ends, ~is_known),
         )
-
-    def tail(self, gaps: Intervals) -> Intervals:
-        """The gap that no work ends."""
-        gaps = self._divided(gaps)
-        return _some(gaps.starts, gaps.ends, self._is_last(gaps))
-
-    def _is_last(self, gaps: Intervals) -> NDArray[np.bool_]:
-        return np.asarray(np.searchsorted(self.starts, gaps.ends) == len(self.starts))
 
     def _divided(self, gaps: Intervals) -> Intervals:
         """The gaps, divided where work begins whose length was rounded to 0: it waited for its own launch."""
@@ -214,8 +206,6 @@ class Idle:
     """Work was launched but had not started: it waited for other work. Or the CPU waited in a call."""
     unknown: int
     """The launch of the work that came next isn't known."""
-    tail: int
-    """No work came next."""
 
 
 @dataclass(frozen=True)
@@ -317,8 +307,7 @@ def idle_parts(idle: Intervals, waits: Waits, queue: DeviceQueue | None) -> dict
     comm = rest.intersect(waits.comm)
     rest = rest.subtract(comm)
     before, during, after, lost = (idle, EMPTY, EMPTY, EMPTY) if queue is None else queue.awaited(idle)
-    tail = EMPTY if queue is None else queue.tail(idle)
-    one_off = rest.intersect(waits.one_off).intersect(before.join(during).join(tail))
+    one_off = rest.intersect(waits.one_off).intersect(before.join(during))
     before = rest.intersect(before.subtract(waits.blocked(before)))
     unseen = before.intersect(waits.unrecorded).longer_than(LONG_GAP_NS)
     by_cause = {
@@ -327,7 +316,6 @@ def idle_parts(idle: Intervals, waits: Waits, queue: DeviceQueue | None) -> dict
         "launching": during,
         "latency": after,
         "unknown": lost,
-        "tail": tail,
     }
     rest = rest.subtract(one_off)
     found = {cause: rest.intersect(part) for cause, part in by_cause.items()}
@@ -604,7 +592,10 @@ def _tasks(
         return why, None
     if why and not (has_path and (work.is_known.any() or not len(trace.gpu))):
         return why, None
-    starved = picture.starved(*task_window(trace, steps))
+    first_ns, last_ns = task_window(trace, steps)
+    if not steps and len(trace.gpu):  # after the last work nothing waits, as no step ends
+        last_ns = min(last_ns, picture.extent([])[1])
+    starved = picture.starved(first_ns, max(first_ns, last_ns))
     return why, tasks_of(trace, work, once.covered, starved, steps)
 
 

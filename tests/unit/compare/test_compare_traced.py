@@ -274,13 +274,13 @@ def steps_of(run: RunDir, wait_us: dict[int, float], *others: Event, tail_us: fl
     write(run.trace("v", 0), events, **rank_info(0, 1))
 
 
-def test_time_after_the_last_work_is_a_part_of_its_own(tmp_path: Path) -> None:
+def test_time_after_the_last_work_waits_for_the_cpu(tmp_path: Path) -> None:
     steps_of(RunDir(tmp_path), {1: 100}, tail_us=2_000)
     found = known(read_traced(RunDir(tmp_path), "v")).ranks[0]
-    assert (found.tail_ns, found.host_ns, found.idle_ns) == (2_000_000, 105_000, 2_105_000)
+    assert (found.host_ns, found.idle_ns) == (2_105_000, 2_105_000)
     figures = RankFigures(0, "cuda:0", 4, 3.1, {}, None, None)
     most = known(largest_loss((with_breakdown(figures, read_traced(RunDir(tmp_path), "v")),)))
-    assert (most.part, most.lost_ns, most.has_advice) == ("tail", 2e6, False)
+    assert (most.part, most.lost_ns, most.has_advice) == ("host", 2_105_000, True)
 
 
 def function(name: str, start_us: float, end_us: float) -> Event:
@@ -320,7 +320,7 @@ def test_a_function_of_one_step_only_is_not_named(tmp_path: Path) -> None:
 def test_the_figures_of_a_rank_are_those_of_its_trace() -> None:
     figures = RankFigures(0, "cpu:0", 4, 1.0, {}, None, None)
     assert with_breakdown(figures, None) == figures
-    breakdown = RankBreakdown(10, 3, 3, 1, 0, 1, 3, 1, 1, 0, 0, 0, 0, 1, None, None)
+    breakdown = RankBreakdown(10, 3, 3, 1, 0, 1, 3, 1, 1, 0, 0, 0, 1, None, None)
     traced = Traced(1, {}, (1,), 1, {0: breakdown}, ())
     found = with_breakdown(figures, traced)
     assert (found.span_ms, found.input_ms, found.host_ms, found.wait_ms) == (1e-5, 1e-6, 1e-6, None)
@@ -375,7 +375,7 @@ def test_of_ranks_that_are_alike_without_communication_the_awaited_one_is_the_sl
 def test_a_gpu_that_has_work_is_not_slowed_by_a_rank_that_waits_for_a_core(
     device: str, percent: float
 ) -> None:
-    breakdown = RankBreakdown(100, 90, 0, 0, 0, 0, 10, 0, 10, 0, 0, 0, 0, 0, None, None)
+    breakdown = RankBreakdown(100, 90, 0, 0, 0, 0, 10, 0, 10, 0, 0, 0, 0, None, None)
     traced = Traced(1, {}, (1,), 1, {0: breakdown}, ())
     waiting = RankFigures(0, device, 8, None, {}, None, None, queue_percent=40.0)
     assert with_breakdown(waiting, traced).queue_percent == percent

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from gpurun.launcher.findings.finding_kinds import ADVICE, KINDS, SPENT
 from gpurun.launcher.trace.causes import (
     PARTS,
-    WITHOUT_ADVICE,
     Cause,
     MeasuredRanks,
     Part,
@@ -173,6 +172,6 @@ def test_every_part_of_a_step_is_a_kind_with_advice() -> None:
     assert set(PARTS.values()) <= KINDS.keys()
     assert {code for code, kind in KINDS.items() if kind.level == "cause"} > set(PARTS.values())
     assert PARTS.keys() == SPENT.keys()
-    for part in PARTS.keys() - WITHOUT_ADVICE:
+    for part in PARTS:
         cause = Cause(part, (0,), 1.0, 2.0, {})
         assert {advice_for(cause, *of) for of in ((), (True,), (True, True))} <= ADVICE.keys()

@@ -1,15 +1,16 @@
 """The sentence under a trace's tables: its numbers are theirs, and its advice fits the device."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from gpurun.launcher.findings.finding import screen_of
 from gpurun.launcher.report.terminal.trace import render_tables, render_trace
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
-from gpurun.launcher.trace.causes import Cause, with_savings
+from gpurun.launcher.trace.causes import PARTS, Cause, Part, with_savings
 from gpurun.launcher.trace.explain import (
     explained_stretches,
     is_waiting_unknown,
@@ -495,23 +496,41 @@ def test_what_is_in_use_is_not_advised(tmp_path: Path, others: list[Event], advi
     assert analyse_paths([write(tmp_path / "t.json", events)]).conclusion.endswith(f": {advice}.")
 
 
-def test_time_after_the_last_work_waits_for_no_launch(tmp_path: Path) -> None:
-    """The step ends 700 µs after its work."""
+def test_time_after_the_last_work_waits_for_the_cpu(tmp_path: Path) -> None:
+    """The step ends 700 µs after its work: the next one can't begin earlier."""
     work = [launch(0, 5, 1), kernel("k", 10, 200, 1), launch(265, 5, 2), kernel("k", 280, 20, 2)]
     report = analyse_paths([write(tmp_path / "t.json", [step(1, 0, 1_000), *work])])
     idle = report.ranks[0].steps[0].idle_by_cause_us
-    assert (idle.tail, idle.host + idle.launching, idle.latency) == (700, 65, 15)
+    assert (idle.host + idle.launching, idle.latency) == (765, 15)
     causes = {each.part: each for each in trace_causes(report)}
-    assert causes["tail"].lost_ns == 700_000
-    assert causes["host"].saved_ns == pytest.approx(80_000, abs=15_000)
-    assert "70 % of its step (0.700 of 1.00 ms) after its last work, when the CPU launches no more. " in (
-        report.conclusion
-    )
-    assert report.conclusion.endswith(
-        "launch work, 0.015 ms of it from launch to start: try larger batches, torch.compile or CUDA graphs."
-    )
-    (advice,) = (each.text for each in report.findings if each.level == "remedy")
-    assert advice == "for time waiting for the CPU: try larger batches, torch.compile or CUDA graphs"
+    assert causes["host"].lost_ns == 780_000
+    assert causes["host"].replayed_ns == pytest.approx(780_000, abs=15_000)
+    assert "78 % of its step (0.780 of 1.00 ms) waiting for the CPU to launch work" in report.conclusion
+
+
+TAILS: Mapping[str, tuple[str, Event]] = {
+    "host": ("host", span("cpu_op", "logging", 3_020, 2_900)),
+    "unrecorded": ("unrecorded", span("cpu_op", "short", 3_020, 10)),
+    "input": ("input", span("user_annotation", "enumerate(DataLoader)#_Iter.__next__", 3_010, 2_990)),
+    "blocked": ("gaps", span("cuda_runtime", "cudaDeviceSynchronize", 3_010, 2_990)),
+}
+"""What the CPU does after the work of a step, and the part of the step that it is."""
+
+
+@pytest.mark.parametrize(("part", "does"), TAILS.values(), ids=TAILS)
+def test_a_step_saves_as_much_however_many_are_traced(tmp_path: Path, part: str, does: Event) -> None:
+    """Steps of 6 ms, whose GPU works for the first 3: the end of the last one is like that of any other."""
+    for num in (1, 2, 3, 8):
+        events: list[Event] = []
+        for number in range(num):
+            begin = 6_000 * number
+            events += [step(number, begin, 6_000), launch(begin, 5, number + 1)]
+            events += [kernel("k", begin + 5, 3_000, number + 1), does | {"ts": begin + does["ts"]}]
+        report = analyse_paths([write(tmp_path / "t.json", events)])
+        most, *_ = trace_causes(report)
+        assert (most.code, most.share) == (PARTS[cast(Part, part)], pytest.approx(0.5, abs=0.005))
+        assert most.saved_ns == pytest.approx(3e6, abs=1e4)
+        assert part == "gaps" or most.replayed_ns is not None
 
 
 def test_a_cpu_with_stacks_lacks_none(tmp_path: Path) -> None:
@@ -809,8 +828,8 @@ def test_work_whose_length_is_rounded_to_0_waits_for_its_own_launch(tmp_path: Pa
     events = [launch(0, 5, 1), launch(140, 8, 2), launch(200, 90, 3), kernel("short", 500, 0, 4), *work]
     idle = analyse_paths([write(tmp_path / "t.json", [step(1, 0, 600), *events, launch(450, 40, 4)])])
     found = idle.ranks[0].steps[0].idle_by_cause_us
-    assert (found.host, found.launching, found.latency) == (30 + 40 + 50, 5 + 8 + 90 + 40, 5 + 12 + 10 + 10)
-    assert found.tail == 100
+    host = 30 + 40 + 50 + 100
+    assert (found.host, found.launching, found.latency) == (host, 5 + 8 + 90 + 40, 5 + 12 + 10 + 10)
 
 
 def test_what_is_done_once_is_named_first(tmp_path: Path, wording: Wording) -> None:

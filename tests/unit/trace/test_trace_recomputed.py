@@ -229,7 +229,7 @@ def cause(drawn: Drawn, us: int, idle: set[int]) -> str:
         end += 1
     after = [work for work in drawn.work if work.start >= end]
     if not after:
-        return "tail"
+        return "host" if any(work.launch is not None for work in drawn.work) else "unknown"
     following = min(after, key=lambda work: work.start)
     if following.launch is None:
         return "other" if is_earlier(drawn, following) else "unknown"
@@ -267,7 +267,6 @@ def figures(found: Breakdown) -> Counter[str]:
             "idle latency": idle.latency,
             "idle other": idle.other,
             "idle unknown": idle.unknown,
-            "idle tail": idle.tail,
         }
     )
 

@@ -92,7 +92,6 @@ def test_json_has_the_fields_of_the_design(capture: Path) -> None:
     assert fields | {"step", "idle_by_cause_us"} <= rank["steps"][0].keys()
     assert rank["steps"][0]["idle_by_cause_us"].keys() == {
         *("host", "unrecorded", "launching", "latency", "one_off", "comm_wait", "data", "other", "unknown"),
-        "tail",
     }
     (each,) = content["collectives"]
     assert {"group", "seq", "kind", "bytes", "last_rank", "ranks"} <= each.keys()

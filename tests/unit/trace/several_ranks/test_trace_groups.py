@@ -732,9 +732,9 @@ def test_a_step_owns_what_it_launched_wherever_that_ran(tmp_path: Path) -> None:
         (2, 145, 100, 90, 10),
         (3, 245, 50, 0, 50),
     ]
-    # Step 2's work was launched before the gap: not the host's fault. No step launched more.
+    # Step 2's work was launched before the gap: not the host's fault. Step 3 launched nothing.
     assert rank.steps[1].idle_by_cause_us.other == 10
-    assert rank.steps[2].idle_by_cause_us.tail == 50
+    assert rank.steps[2].idle_by_cause_us.host == 50
     assert rank.total.span_us == 245
     (chosen,) = analyse_paths([tmp_path / "t.json"], slice(2, 3)).ranks
     assert (chosen.total.span_us, [each.step for each in chosen.steps]) == (90, [2])
