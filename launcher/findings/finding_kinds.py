@@ -327,7 +327,7 @@ _CAUSES: Mapping[str, tuple[str, str, str, str]] = {
         "Record that: `with_stack=True`, `ProfilerActivity.CPU`, every rank.",
     ),
     "gaps": (
-        f"{_SPENDS} {{case}}[ in {{call}}]{_IN_FUNCTION}",
+        f"{_SPENDS} {{case}}[ in {{call}}[ (a single call of {{call_ms}} ms)]]{_IN_FUNCTION}",
         "The device has nothing to do, or works for other steps only, for no reason that the trace names.",
         "Gaps after the launch of what ends them, after the last launch, or in a call; work of other steps.",
         "Look at the timeline: `gpurun view`.",
@@ -442,7 +442,12 @@ _ON_PARTS: Mapping[str, Mapping[str, str]] = {
         "-recorded": "take the file as the profiler wrote it, before events were sampled or filtered",
         "-lost": "take the file as the profiler wrote it, or record with a newer version of torch",
     },
-    "gaps": {"": "look for synchronisation and dependencies in the timeline"},
+    "gaps": {
+        "": "look for synchronisation and dependencies in the timeline",
+        "-allocating": "use less memory, avoid empty_cache(), or set "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        "-loading": "find out which code is loaded anew each time, such as kernels compiled for new shapes",
+    },
     "other_steps": {"": "look at the other streams in the timeline"},
     "unrecorded": {"": "record the profiler's with_stack=True"},
     "unread": {"": "record the profiler's with_stack=True"},

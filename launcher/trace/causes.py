@@ -8,6 +8,7 @@ from typing import Any, Literal
 from gpurun.launcher.findings.finding import Finding, finding
 from gpurun.launcher.findings.finding_kinds import ADVICE
 from gpurun.launcher.findings.trace_cases import GAPS, NOT_RECORDED, OTHERS_WAIT, SHORTENED
+from gpurun.launcher.trace.kineto.classify import ALLOCATING_CALLS, LOADING_CALLS
 from gpurun.launcher.trace.model import CpuFacts, Remedy, Saving, StragglerReport
 from gpurun.launcher.units import format_ms, listed, ranks_text
 
@@ -229,7 +230,9 @@ def with_cpu(cause: Cause, rank: CpuFacts, ranks: Mapping[int, CpuFacts]) -> Cau
     if cause.part in ("host", "unread"):
         figures["has_stacks"] = rank.has_stacks or None
     if cause.part == "gaps" and shown.blocked_in:
-        figures |= {"case": "waiting", "call": shown.blocked_in}
+        once_us = None if is_shared else shown.blocked_once_us
+        once_ms = None if once_us is None else once_us / 1000
+        figures |= {"case": "waiting", "call": shown.blocked_in, "call_ms": once_ms}
     return replace(cause, figures=figures)
 
 
@@ -348,7 +351,7 @@ def of_all_ranks(cause: Cause, measured: MeasuredRanks) -> Cause:
     lost_ns = _lost_ns(least, cause.part)
     if not is_shown or not measured.is_whole or lost_ns < MENTION_FROM * least.span_ns:
         return cause
-    of_one = ("operator", "inside", "function", "call", "latency_ms", "waits_ms")
+    of_one = ("operator", "inside", "function", "call", "call_ms", "latency_ms", "waits_ms")
     figures = {name: value for name, value in cause.figures.items() if name not in of_one}
     if measured.last and cause.part in LATE:
         figures |= _last_figures(measured.last)
@@ -637,9 +640,12 @@ def advice_for(
     if found.part == "transfer" and of_transfer:
         return of_transfer
     is_alike = found.part == "straggler" and "other_work_ms" not in found.figures
+    call = str(found.figures.get("call") or "")
     forms = {
         "computing": bool(found.figures.get("operator")),
-        "copying": bool(found.figures.get("call")),
+        "copying": bool(call),
+        "allocating": bool(ALLOCATING_CALLS.match(call)),
+        "loading": bool(LOADING_CALLS.match(call)),
         "inside": bool(found.figures.get("inside")),
         "late": bool(found.figures.get("waits_ms")),
         _WITH.get(frozenset(in_use), ""): bool(in_use),

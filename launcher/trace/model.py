@@ -396,7 +396,9 @@ class CpuFacts:
     """Python's function, with its place, around most of `of_launches`, named `host`, of `data` and of `other`
     in `idle_by_cause_us`."""
     blocked_in: str | None = None
-    """The call in which it is for most of `idle_by_cause_us.other`."""
+    """The call in which it is for most of `idle_by_cause_us.other`; several that allocate or load code."""
+    blocked_once_us: float | None = None
+    """The length of a single call that takes most of it."""
     launches_in: str | None = None
     """The call in which it is for most of `idle_by_cause_us.launching`."""
     computes_in: str | None = None
@@ -423,6 +425,7 @@ class CpuFacts:
             self,
             functions=dict(sorted(self.functions.items() & other.functions.items())),
             blocked_in=self.blocked_in if self.blocked_in == other.blocked_in else None,
+            blocked_once_us=None,
             launches_in=self.launches_in if self.launches_in == other.launches_in else None,
             computes_in=self.computes_in if self.computes_in == other.computes_in else None,
             inside=self.inside if self.inside == other.inside else None,

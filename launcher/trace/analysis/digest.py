@@ -9,6 +9,7 @@ work (as when a rank has touched GPU 0 once in addition to its own) isn't counte
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import astuple, dataclass, field, replace
 from functools import reduce
@@ -64,8 +65,10 @@ from gpurun.launcher.trace.analysis.tables import (
 )
 from gpurun.launcher.trace.intervals import EMPTY, Int64, Intervals, union
 from gpurun.launcher.trace.kineto.classify import (
+    ALLOCATING_CALLS,
     COMPILED,
     IN_USE,
+    LOADING_CALLS,
     NEEDS_GPU,
     WORKING_CALLS,
     GpuKind,
@@ -76,6 +79,7 @@ from gpurun.launcher.trace.kineto.read_trace import read_trace
 from gpurun.launcher.trace.kineto.trace_file import ReadLimits
 from gpurun.launcher.trace.kineto.writers import devices_not_read, kind_of_events, notes_on_events
 from gpurun.launcher.trace.model import RANK_KEY, CpuFacts, RankFacts, Table
+from gpurun.launcher.units import listed
 
 
 @dataclass(frozen=True, eq=False)
@@ -626,6 +630,9 @@ def _cpu_facts(
         return CpuFacts(
             functions=functions.around(inside, window.clip(start_ns, end_ns)) if functions else {},
             blocked_in=picture.blocked_in(inside["other"]),
+            blocked_once_us=None
+            if (once_ns := picture.blocked_once_ns(inside["other"])) is None
+            else once_ns / 1000,
             launches_in=picture.launches_in(idle["launching"].clip(start_ns, end_ns)),
             computes_in=picture.computes_in(inside["host"]),
             inside=picture.holding_range(inside["host"], window.clip(start_ns, end_ns)),
@@ -770,12 +777,31 @@ class _GpuPicture:
         return idle_parts(window.subtract(busy), self.waits, queue)
 
     def blocked_in(self, other: Intervals) -> str | None:
-        """The call in which the CPU is for most of the idle time that no other cause has."""
-        for name in np.unique(self.blocking.name).tolist():
-            calls = self.blocking.where(self.blocking.name == name)
-            if 2 * calls.covered.intersect(other).length_ns > other.length_ns:
-                return str(self.trace.launch_names[name])
+        """The call in which the CPU is for most of the idle time that no other cause has.
+
+        Or the calls that allocate, or load code, if they take most of it together.
+        """
+        found: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+        for number in np.unique(self.blocking.name).tolist():
+            times = self.blocking.where(self.blocking.name == number).covered.intersect(other)
+            if times.length_ns:
+                name = self.trace.launch_names[number]
+                kind = next(
+                    (each.pattern for each in (ALLOCATING_CALLS, LOADING_CALLS) if each.match(name)), name
+                )
+                found[kind].append((times.length_ns, name))
+        for calls in found.values():
+            if 2 * sum(time_ns for time_ns, _ in calls) > other.length_ns:
+                return listed([name for _, name in sorted(calls, reverse=True)])
         return None
+
+    def blocked_once_ns(self, other: Intervals) -> int | None:
+        """The length of a single call in which the CPU is for most of that time."""
+        calls = self.blocking.near(other)
+        inside = other.inside_ns(calls.start, calls.end)
+        longest = int(inside.argmax()) if len(calls) else None
+        is_most = longest is not None and 2 * inside[longest] > other.length_ns
+        return int(calls.duration[longest]) if is_most else None
 
     def launches_in(self, launching: Intervals) -> str | None:
         """The call that runs for most of the idle time in which launching calls run."""
@@ -886,6 +912,9 @@ class _CpuPicture:
 
     def blocked_in(self, other: Intervals) -> None:
         """None: no device waits."""
+
+    def blocked_once_ns(self, other: Intervals) -> None:
+        """None, for the same reason."""
 
     def launches_in(self, launching: Intervals) -> None:
         """None, for the same reason."""

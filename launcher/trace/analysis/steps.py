@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from gpurun.launcher.findings.finding import Finding, noticed
 from gpurun.launcher.trace.intervals import Int64, Intervals, union
 from gpurun.launcher.trace.kineto.classify import (
+    ALLOCATING_CALLS,
     BEGINS_CAPTURE,
     COMPILING,
     ENDS_CAPTURE,
@@ -170,6 +171,8 @@ LEAST_ONE_OFF_NS = 100_000
 """A shorter call only looks something up."""
 OFTEN, EVERYWHERE = 10, 0.25
 """Calls of one name, and the share of them in each half of the trace, from which on they recur."""
+ALIKE = 0.5
+"""Share of the time that calls take in one of two steps which they take in the other where they recur."""
 OUTLIER = 10
 """Multiple of the median length from which on a call is done once, though others of its name recur."""
 COMPILE, TRITON, CAPTURE = "torch.compile", "Triton's compiler", "capture of a graph"
@@ -202,7 +205,7 @@ def one_off_work(trace: Trace, work: Launched, steps: list[HostStep]) -> OneOffW
         chosen &= ~_waits_for_queue(trace, work)
     for name in np.unique(calls.name[chosen]).tolist():
         mine = chosen & (calls.name == name)
-        if _recurs(calls.start[mine], steps):
+        if _recurs(calls.where(mine), steps, bool(ALLOCATING_CALLS.match(trace.launch_names[name]))):
             chosen &= ~mine | (calls.duration >= OUTLIER * np.median(calls.duration[mine]))
     compiling, triton = (compilations(trace, pattern).covered for pattern in (COMPILING, TRITON_COMPILING))
     set_up = _named(trace.functions, trace.function_names, GRAPH_SETUP).covered.subtract(compiling)
@@ -243,10 +246,17 @@ def _capturing(trace: Trace) -> Intervals:
     return union(calls.start[pairs[:, 0]], calls.end[pairs[:, 1]])
 
 
-def _recurs(times_ns: Int64, steps: list[HostStep]) -> bool:
-    """Whether what happens at these times happens again and again: in all of several steps, or all along."""
-    in_steps = step_at(steps, times_ns)
-    if len(steps) > 2 and len(np.unique(in_steps[in_steps >= 0])) == len(steps):
+def _recurs(calls: Spans, steps: list[HostStep], allocate: bool) -> bool:
+    """Whether these calls are made again and again: in all of several steps, or all along.
+
+    In two steps, those that allocate, if both take about as long; others may load what only that step needs.
+    """
+    times_ns, in_steps = calls.start, step_at(steps, calls.start)
+    inside = in_steps >= 0
+    in_step_ns = np.bincount(in_steps[inside], calls.duration[inside], minlength=len(steps))
+    if len(steps) > 2 and in_step_ns.all():
+        return True
+    if len(steps) == 2 and allocate and in_step_ns.min() > ALIKE * in_step_ns.max():
         return True
     first, last = (steps[0].start_ns, steps[-1].end_ns) if steps else (times_ns.min(), times_ns.max())
     early = float((times_ns < (first + last) / 2).mean())

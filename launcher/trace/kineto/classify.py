@@ -124,6 +124,12 @@ ONE_OFF_CALLS = re.compile(
     re.VERBOSE,
 )
 """Calls of a GPU's runtime that a program makes while it starts, and seldom afterwards."""
+ALLOCATING_CALLS = re.compile(
+    r"(cuda|cu|hip)(?!\w*Host)((Mem)?(Malloc|Alloc|Free)|Mem(AddressFree|Create|Release|Map|Unmap|SetAccess))"
+)
+"""Calls that allocate or release memory of the device."""
+LOADING_CALLS = re.compile(r"(cuda|cu|hip)(Module|Library)")
+"""Calls that load code onto the device, or look for a function in it."""
 COMPILING = re.compile(
     r"""
     (?!CUDAGraph).*[ ]\(dynamo_timed\)$

@@ -59,7 +59,19 @@ def test_there_are_few_kinds() -> None:
 
 PARTS = {part.replace("_", "-") for part in SPENT}
 FORMS = (
-    *("balanced", "alike", "in-job", "recorded", "lost", "computing", "copying", "inside", "late"),
+    *(
+        "balanced",
+        "alike",
+        "in-job",
+        "recorded",
+        "lost",
+        "computing",
+        "copying",
+        "allocating",
+        "loading",
+        "inside",
+        "late",
+    ),
     *("with-compile", "with-graphs", "with-both"),
 )
 OF_PARTS = PARTS | {f"{part}-{form}" for part in PARTS for form in FORMS}

@@ -1107,6 +1107,51 @@ def test_damage_that_leaves_shares_alone_is_called_what_it_is(tmp_path: Path) ->
     assert "no critical path: times are out of range" in render_tables(report, ("critical-path",), 100)
 
 
+@pytest.mark.parametrize(
+    ("calls", "advice"),
+    [
+        (("cudaFree", "cudaMalloc"), "expandable_segments:True"),
+        (("cuModuleLoadData", "cuLibraryGetKernel"), "find out which code is loaded anew each time"),
+        (("cudaStreamSynchronize", "cudaStreamSynchronize"), "look for synchronisation"),
+    ],
+)
+def test_calls_that_allocate_or_load_code_in_each_step_have_their_own_advice(
+    tmp_path: Path, calls: tuple[str, str], advice: str
+) -> None:
+    """Of 3 ms between kernels, one takes 1.5 ms and the other 1.4 ms."""
+    begins = range(0, 15_000, 5_000)
+    events = launches_of([(begin + at, 5) for begin in begins for at in (0, 3_990)])
+    for i, begin in enumerate(begins):
+        events += [step(i, begin, 5_000), called(calls[0], begin + 1_020, begin + 2_520)]
+        events.append(called(calls[1], begin + 2_530, begin + 3_930))
+    said = analyse_paths([write(tmp_path / "t.json", events)]).conclusion
+    assert f"in gaps in which the CPU is mostly in {' and '.join(dict.fromkeys(calls))}: " in said
+    assert advice in said
+
+
+def test_a_single_call_that_takes_most_of_the_gaps_is_named_with_its_length(tmp_path: Path) -> None:
+    events = [*launches_of([(0, 10), (5_000, 10)]), called("hipMemcpyWithStream", 200, 4_900)]
+    report = analyse_paths([write(tmp_path / "t.json", events)])
+    assert "the CPU is mostly in hipMemcpyWithStream (a single call of 4.70 ms): " in report.conclusion
+    events = [*launches_of([(0, 10), (5_000, 10), (9_800, 10)])]
+    events += [called("hipMemcpyWithStream", begin, begin + 4_600) for begin in (200, 5_200)]
+    report = analyse_paths([write(tmp_path / "t.json", events)])
+    assert "the CPU is mostly in hipMemcpyWithStream: " in report.conclusion
+
+
+@pytest.mark.parametrize(("second_us", "once_us"), [(2_900, 0), (1_000, 3_900)])
+def test_what_both_of_two_steps_do_alike_is_not_done_once(
+    tmp_path: Path, second_us: int, once_us: int
+) -> None:
+    """An allocator that still grows in the second step, but far less, may be done afterwards."""
+    events = [step(i, 10_000 * i, 10_000) for i in range(2)]
+    events += launches_of([(10_000 * i + at, 10) for i in range(2) for at in (0, 5_000)])
+    for begin, length in ((1_100, 2_900), (11_100, second_us)):
+        events.append(called("cudaMalloc", begin, begin + length))
+    total = analyse_paths([write(tmp_path / "t.json", events)]).ranks[0].total
+    assert total.idle_by_cause_us.one_off == once_us
+
+
 def test_what_each_of_several_steps_does_is_not_done_once(tmp_path: Path) -> None:
     marks = [step(i, 10_000 * i, 10_000) for i in range(3)]
     events = launches_of([(10_000 * i, 3_000) for i in range(3)])
