@@ -171,6 +171,7 @@ ANSWERS: Mapping[str, Kind] = {
     "traced": Kind(
         "answer",
         "{num_ranks:rank} on {devices}[, {num_steps:step}][, {num_few:step}, which may be unlike others]"
+        "[, {num_unmarked:optimizer step}, which may be unlike others]"
         "[; compute takes {percent} of the time[ of {whose}]"
         "[, no other cause more than {most_percent}[ of {of_each}]]]"
         "[; {num_cut:file} cut off, so no cause is named]"

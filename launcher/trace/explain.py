@@ -159,6 +159,7 @@ def _said(cause: Cause, report: TraceReport, is_first_advised: bool) -> tuple[Fi
 
 def _traced(report: TraceReport, **figures: Any) -> Finding:
     num_steps = max(len(rank.steps) for rank in report.ranks)
+    unmarked = max(rank.optimizer_steps for rank in report.ranks)
     is_few = num_steps - len(outlying_steps(report.ranks)) <= FEW_STEPS
     return finding(
         "traced",
@@ -166,6 +167,7 @@ def _traced(report: TraceReport, **figures: Any) -> Finding:
         devices=listed(sorted({rank.device for rank in report.ranks})),
         num_steps=None if is_few else num_steps,
         num_few=num_steps or None if is_few else None,
+        num_unmarked=unmarked if 0 < unmarked <= FEW_STEPS and not num_steps else None,
         **figures,
     )
 
@@ -390,7 +392,7 @@ def _named(
     if cause.part != "one_off":
         return replace(cause, figures=figures)
     figures |= _once_figures([each for each in whole if each.rank in cause.ranks])
-    if len(rank.steps) == 1:
+    if len(rank.steps) + rank.optimizer_steps == 1:
         figures["alone"] = "the only step"
     return replace(cause, figures=figures)
 

@@ -452,6 +452,8 @@ class RankTrace:
     """Each GPU separately, the busiest first, if there are several."""
     in_steps: NameTotals | None = None
     """The work that the steps launched, if the trace has steps and also work outside of them."""
+    optimizer_steps: int = 0
+    """Calls of an optimizer, where no steps are marked."""
     is_cut: bool = False
     """Whether the file ends early, so that any of these figures may lack something."""
     lost_events: int = 0

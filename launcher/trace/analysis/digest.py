@@ -70,6 +70,7 @@ from gpurun.launcher.trace.kineto.classify import (
     IN_USE,
     LOADING_CALLS,
     NEEDS_GPU,
+    OPTIMIZER_STEP,
     WORKING_CALLS,
     GpuKind,
     HostKind,
@@ -474,6 +475,7 @@ class Digest:
     """Whether the file has collectives, in whichever steps."""
     wraps_data_parallel: bool
     """Whether torch's DDP or FSDP is at work."""
+    optimizer_steps: int = 0
     is_cut: bool = False
     """Whether the file ends early."""
     lost_events: int = 0
@@ -562,6 +564,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
         recorded=recorded,
         communicates=bool(collectives),
         wraps_data_parallel=any(map(_DATA_PARALLEL.match, (*trace.annotation_names, *trace.op_names))),
+        optimizer_steps=0 if host else _optimizer_steps(trace),
         is_cut=trace.cut is not None,
         lost_events=_lost_events(trace),
         is_thinned=on_gpu and are_calls_left_out(trace),
@@ -687,6 +690,13 @@ def _names(trace: Trace, work: Launched, choices: Sequence[Selection]) -> list[N
         NameTimes(tuple(kernel_times(trace, chosen.gpu)), tuple(ops), tuple(modules))
         for chosen, (ops, modules) in zip(choices, found, strict=True)
     ]
+
+
+def _optimizer_steps(trace: Trace) -> int:
+    """How often the optimizer was called that was called most."""
+    times = np.bincount(trace.annotations.name, minlength=len(trace.annotation_names)).tolist()
+    names = zip(trace.annotation_names, times, strict=True)
+    return max((num for name, num in names if OPTIMIZER_STEP.match(name)), default=0)
 
 
 def _within(once: OneOffWork, steps: list[HostStep], total: Measure) -> OneOffWork:

@@ -62,6 +62,7 @@ def rank_trace(rank: int, view: MatchedRank) -> RankTrace:
         groups=_groups(view.parts),
         devices=devices,
         in_steps=_in_steps(view),
+        optimizer_steps=digest.optimizer_steps,
         is_cut=digest.is_cut,
         lost_events=digest.lost_events,
         is_thinned=digest.is_thinned,

@@ -240,6 +240,8 @@ _HOST_NAMES = (
     (HostKind.COMM, re.compile(r"gloo:|ucc:|mpi:")),
     (HostKind.COMM_CALL, re.compile(r"c10d::|nccl:|record_param_comms$|_c10d_functional::wait_tensor$")),
 )
+OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")
+"""Ranges that torch's optimizers leave. Source: torch's `optim/optimizer.py`, `profile_hook_step`."""
 REPLICAS = re.compile(r"(autograd::engine::evaluate_function: )?DataParallelReplicas(Backward)?$")
 """Operators in which the replicas of `dp` work on the CPU, each in a thread of its own."""
 _ANNOTATIONS = re.compile(

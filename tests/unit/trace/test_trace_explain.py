@@ -910,6 +910,24 @@ def test_that_what_is_done_once_goes_before_a_larger_gain_is_beside_the_path(
     ) == is_said
 
 
+@pytest.mark.parametrize(
+    ("optimizers", "is_marked", "said"),
+    [
+        (["SGD"], False, "1 rank on CPU, 1 optimizer step, which may be unlike others; "),
+        (["Adam", "SGD", "Adam", "SGD"], False, ", 2 optimizer steps, which may be unlike others; "),
+        (["SGD", "SGD", "SGD"], False, "1 rank on CPU; "),
+        (["SGD", "SGD"], True, "1 rank on CPU, 1 step, which may be unlike others; "),
+    ],
+)
+def test_few_optimizer_steps_are_said_first_where_no_step_is_marked(
+    tmp_path: Path, optimizers: list[str], is_marked: bool, said: str
+) -> None:
+    events = [span("cpu_op", "aten::mm", 0, 1_000)] + [step(1, 0, 1_000)] * is_marked
+    for i, name in enumerate(optimizers):
+        events.append(span("user_annotation", f"Optimizer.step#{name}.step", 100 * i, 50))
+    assert said in analyse_paths([write(tmp_path / "t.json", events)]).findings[0].text
+
+
 def test_compiling_is_done_once(tmp_path: Path) -> None:
     compiling = [
         span("user_annotation", "entire_frame_compile (dynamo_timed)", 1_100, 5_000),
