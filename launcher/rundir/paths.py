@@ -318,9 +318,11 @@ def places_of(paths: Sequence[Path]) -> tuple[Path, ...]:
 
 
 def _near(path: Path) -> str:
-    """The hint for a name that isn't there."""
+    """The hint for a name that isn't there, or leads nowhere."""
     import difflib
 
+    if path.is_symlink():
+        return f"it is a link to {os.readlink(path)}"
     names = os.listdir(path.parent) if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.75)
     return f"did you mean {path.with_name(near[0])}?" if near else "name a trace, or a directory of traces"

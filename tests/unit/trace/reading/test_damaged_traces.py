@@ -209,6 +209,12 @@ def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "gzip bomb" in message(path)
 
 
+def test_a_link_that_leads_nowhere_is_called_one(tmp_path: Path) -> None:
+    (tmp_path / "t.json").symlink_to("gone.json")
+    with pytest.raises(TraceError, match=r"t\.json: no such file or directory; it is a link to gone\.json$"):
+        analyse_paths([tmp_path / "t.json"])
+
+
 def test_links_out_of_the_directory_are_not_followed(tmp_path: Path, wording: Wording) -> None:
     secret = write(tmp_path / "secret.json", [kernel("k", 1, 1)])
     directory = tmp_path / "traces"
