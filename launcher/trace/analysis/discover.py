@@ -264,14 +264,15 @@ def assign_ranks(digests: Sequence[Digest], lacking: Sequence[Digest] = ()) -> R
     having = {rank: [each for each in found if each not in lacking] for rank, found in every.items()}
     of_rank = {rank: found for rank, found in having.items() if found}
     shown = _one_capture(of_rank)
-    numbers = _numbers(shown.keys(), _one_capture(every).keys() if lacking else shown.keys(), stated.keys())
+    at_all = _one_capture(every) if lacking else shown
+    numbers = _numbers(shown.keys(), at_all.keys(), stated.keys())
     chosen = {numbers[rank]: shown[rank] for rank in sorted(shown)}
     taken = shown.keys() & stated.keys()
     by_name = {rank: chosen[rank] for rank in sorted(taken) if chosen[rank].rank is None}
     assumed = {rank: each for rank, each in chosen.items() if rank not in taken}
     notes = [
         *_assumed("rank-by-name", by_name),
-        *_assumed("rank-by-place", assumed, len(digests) if len(every) > 1 else None),
+        *_assumed("rank-by-place", assumed, len(at_all) if len(at_all) > 1 else None),
         *_left_out(of_rank, shown, {rank: numbers.get(rank, rank) for rank in (*stated, *shown)}),
     ]
     return Ranked(tuple(sorted(chosen.items(), key=lambda item: item[0])), tuple(notes))
