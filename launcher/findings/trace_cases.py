@@ -48,7 +48,7 @@ BY_SHARES: Mapping[str, str] = {
     "times": "times are out of range",
     "devices": "device work is missing",
     "long": "there is too much to replay",
-    "length": "a replay doesn't take as long as the trace",
+    "length": "the traces don't show what all work waited for",
 }
 """Why it isn't known what a step would be shorter by."""
 SLOWED: Mapping[str, str] = {
