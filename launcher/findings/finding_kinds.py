@@ -177,7 +177,7 @@ ANSWERS: Mapping[str, Kind] = {
         "[; {num_cut:file} cut off, so no cause is named]"
         "[; {num_lost:damaged event} left out, so no cause is named][; causes by their shares, as {basis}]"
         "[; longer than the others and left out of causes: {outlying_ms}]"
-        "[; {num_left_out:other trace} left out]"
+        "[; {num_captures:other capture} left out][; {num_left_out:other trace} left out]"
         "[; that {num_assumed:file} are of one job is assumed][; {slowed}]",
         "What the traces hold.",
         "A loss of less than 5 % of the time isn't named. Causes are ordered by what a replay of the steps "

@@ -132,7 +132,7 @@ _OF_A_FILE: Mapping[str, str] = {
 }
 _OF_ALL: Mapping[str, str] = {
     "not-read": "{why}",
-    "other-jobs": "traces of other jobs left out: {directories}",
+    "other-jobs": "{num_captures:trace} in other directories left out: {directories}",
     "captures": "{num_captures:other capture} of {who} left out, the newest with most ranks is shown; "
     "`gpurun diff A B` compares two: {files}",
     "copies": "{num_captures:trace} with the same content as one of {who} left out: {files}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -298,12 +298,15 @@ def _report(ranked: Ranked, matched: Matched, notes: Sequence[Finding]) -> Trace
     outlying = {each.step for each in outlying_steps(report.ranks)}
     saved, unreplayed = _savings(ranked, matched, report, outlying)
     report = replace(report, savings=saved, unreplayed=unreplayed)
-    left_out = sum(each.figures["num_captures"] for each in notes if each.figures.get("case") in LEFT_OUT)
+    left_out = Counter[str]()
+    for each in notes:
+        if (case := each.figures.get("case")) in (*LEFT_OUT, "other-jobs"):
+            left_out["num_captures" if case == "captures" else "num_left_out"] += each.figures["num_captures"]
     usual = _of_usual_steps(Analysis(report, ranked, matched), outlying) if outlying else report
     digests = ranked.digests if outlying else ()
     cpu = {(rank, step): facts for rank, each in digests for step, facts in each.step_cpu.items()}
     first, *causes = explain(usual, unreplayed, cpu)
-    first = with_figures(first, num_left_out=left_out) if left_out else first
+    first = with_figures(first, **left_out)
     by_place = any(each.figures.get("case") == "rank-by-place" for each in notes)
     if len(ranks) > 1 and by_place and not any(each.matched for each in matched.collectives):
         first = with_figures(first, num_assumed=len(ranks))

@@ -194,7 +194,9 @@ def of_one_job(digests: Sequence[Digest], searched: Sequence[Path]) -> OneJob:
         left_out = [digest for found in others.values() for digest in found]
         kept = [digest for digest in kept if digest not in left_out]
         named = [str(source_of(path)) for path in others]
-        notes.append(noticed("other-jobs", directories=first_of(named, MAX_LISTED)))
+        notes.append(
+            noticed("other-jobs", directories=first_of(named, MAX_LISTED), num_captures=len(left_out))
+        )
     return OneJob(tuple(kept), tuple(notes))
 
 
