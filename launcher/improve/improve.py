@@ -151,10 +151,8 @@ def run_improve(
         check_same_options(known, path, budget_s, numerics, allows_other_random_numbers)
         if known.complete:
             return known, None
-        budget_s, numerics = known.budget_s, known.numerics
-        allows_other_random_numbers = known.other_random_numbers
+        budget_s = known.budget_s
     search = RemedySearch(given, spec, inspect_machine(), path, budget_s or BUDGET_S, pools, output, say)
-    search.allows_other_random_numbers, search.numerics = allows_other_random_numbers, numerics
     search.began_s = time.monotonic() if began_s is None else began_s
     begun = Improvement(SCHEMA, search.name, search.budget_s, numerics=numerics)
     found = known or replace(begun, other_random_numbers=allows_other_random_numbers)

@@ -183,9 +183,10 @@ class RemedySearch:
     """The stage that Ctrl-C has ended, with what is known of it."""
 
     def resume(self, known: Improvement) -> None:
-        """Goes on where a search was interrupted, whose time has stood still since."""
+        """Goes on where a search with its options has come to, whose time has stood still since."""
         self.began_s -= max(known.spent_s, *known.ends_s.values(), 0.0)
         self.ends_s, self.changed = dict(known.ends_s), known.changed
+        self.numerics, self.allows_other_random_numbers = known.numerics, known.other_random_numbers
 
     def stage(
         self,

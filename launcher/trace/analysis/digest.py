@@ -526,8 +526,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
     whole = chosen is None
     no_step = len(host) - 1 if whole and is_last_empty(host, work) else None
     kept = [i for i, step in enumerate(all_steps) if _is_chosen(step.number, chosen) and i != no_step]
-    in_steps = _in_steps(trace, work, host, kept)
-    shown = everything(trace) if whole else in_steps
+    shown, in_steps = _selections(trace, work, host, kept, whole)
     names = _names(trace, work, [shown, in_steps] if whole and kept and not in_steps.is_all else [shown])
     on_gpu = len(trace.gpu) > 0
     once = one_off_work(trace, work, host)
@@ -538,8 +537,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
     collectives = local_collectives(trace, work, host)
     own_steps = [host[i] for i in kept]
     why, tasks = _tasks(trace, work, once, picture, own_steps, "critical-path" in show)
-    noted = (recorded_note(host), *_notes(trace, host, work, no_step))
-    recorded, *notes = (with_figures(each, file=str(path)) for each in noted)
+    recorded, *notes = (with_figures(each, file=str(path)) for each in _notes(trace, host, work, no_step))
     cpu, step_cpu = _cpu_facts(trace, work, once, picture, scopes, total)
     return Digest(
         path=path,
@@ -576,13 +574,16 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
     )
 
 
-def _in_steps(trace: Trace, work: Launched, host: list[HostStep], kept: list[int]) -> Selection:
-    """What was launched, and begun on the CPU, in these steps."""
-    return Selection(
+def _selections(
+    trace: Trace, work: Launched, host: list[HostStep], kept: list[int], whole: bool
+) -> tuple[Selection, Selection]:
+    """What is shown, and what was launched, and begun on the CPU, in these steps."""
+    in_steps = Selection(
         np.isin(work.step, kept),
         np.isin(step_at(host, trace.ops.start), kept),
         np.isin(step_at(host, trace.modules.start), kept),
     )
+    return everything(trace) if whole else in_steps, in_steps
 
 
 def _tasks(
@@ -1033,6 +1034,7 @@ def _gives_work(trace: Trace) -> bool:
 
 
 def _notes(trace: Trace, steps: list[HostStep], work: Launched, no_step: int | None) -> Iterator[Finding]:
+    yield recorded_note(steps)
     if trace.cut is not None:
         yield noticed("cut-off", cut_byte=trace.cut)
     yield from trace.skipped
