@@ -16,7 +16,7 @@ from benchmarks.traces.reference import Totals, totals
 from gpurun.launcher.errors import TraceError
 from gpurun.launcher.trace.analysis.digest import Digest, digest_file
 from gpurun.launcher.trace.analysis.tables import MAX_NAMES
-from gpurun.launcher.trace.kineto.classify import readable
+from gpurun.launcher.trace.kineto.demangle import demangled
 from gpurun.launcher.trace.kineto.trace_file import ReadLimits
 
 SUFFIXES = (".json", ".json.gz")
@@ -111,8 +111,8 @@ def _by_readable_name(expected: Totals) -> dict[str, tuple[int, int]]:
     counts: Counter[str] = Counter()
     times: Counter[str] = Counter()
     for name, (count, ns) in expected.kernels.items():
-        counts[readable(name)] += count
-        times[readable(name)] += ns
+        counts[demangled(name)] += count
+        times[demangled(name)] += ns
     return {name: (counts[name], times[name]) for name in counts}
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
+from gpurun.launcher.trace.kineto.demangle import demangled
 from gpurun.launcher.trace.model import Remedy
 
 
@@ -255,34 +256,6 @@ TELLING = (
 )
 """How those functions of Python end that `host_kind` knows: looked for first, as there may be millions."""
 
-_LENGTH = re.compile(r"[1-9][0-9]{0,3}")
-
-
-def readable(name: str) -> str:
-    """A name without the mangling of C++, as far as it is a path; types and values stay mangled.
-
-    `_ZN2at6native3addIfEEvi` is `at::native::add<fEEvi>`. Whole names take a grammar whose names grow without
-    limit, and traces come from anyone. Source: the Itanium C++ ABI, section 5.1.
-    """
-    if not name.startswith("_Z"):
-        return name
-    is_nested, parts = name.startswith("_ZN"), list[str]()
-    place = 3 if is_nested else 2
-    place += len(name[place:]) - len(name[place:].lstrip("KVr"))
-    while found := _LENGTH.match(name, place):
-        place = found.end() + int(found[0])
-        part = name[found.end() : place]
-        parts.append("(anonymous namespace)" if part.startswith("_GLOBAL__N") else part)
-        if not is_nested:
-            break  # what follows are the types of its arguments
-    if not parts or place > len(name):
-        return name
-    path, rest = "::".join(parts), name[place:]
-    if rest.startswith("I"):
-        return f"{path}<{rest[1:]}>"
-    rest = rest.removeprefix("E")
-    return path if rest in ("", "v") else f"{path}({rest})"
-
 
 def gpu_kind(category: str, name: str) -> GpuKind:
     """The class of GPU work with this category and name."""
@@ -290,7 +263,7 @@ def gpu_kind(category: str, name: str) -> GpuKind:
         return GpuKind.MEMCPY
     if category in MEMSET_CATEGORIES:
         return GpuKind.MEMSET
-    return GpuKind.COMM if COMM_KERNELS.search(readable(name)) else GpuKind.COMPUTE
+    return GpuKind.COMM if COMM_KERNELS.search(demangled(name)) else GpuKind.COMPUTE
 
 
 def host_kind(category: str, name: str) -> HostKind:

@@ -34,7 +34,6 @@ from gpurun.launcher.trace.kineto.classify import (
     dtype_bytes,
     gpu_kind,
     host_kind,
-    readable,
     writer_of,
 )
 from gpurun.launcher.trace.kineto.columns import (
@@ -71,6 +70,7 @@ from gpurun.launcher.trace.kineto.columns import (
     to_ns,
     whole,
 )
+from gpurun.launcher.trace.kineto.demangle import demangled
 from gpurun.launcher.trace.kineto.trace_file import ANYTHING, ReadLimits, Skipped, TraceBlocks, open_source
 from gpurun.launcher.trace.kineto.writers import as_kineto
 
@@ -239,7 +239,7 @@ class Reader:
         self.named_devices.update({args.device for args in arguments})
         kinds = self.gpu_names.kinds[names]
         for i in np.flatnonzero(kinds == GpuKind.COMM).tolist():
-            name = readable(events[i].name or "")
+            name = demangled(events[i].name or "")
             self.comm_facts[self.num_gpu + i] = comm_facts(name, arguments[i], self.groups)
         if self.details is not None:
             self.details.add_gpu(self.num_gpu, arguments, kinds)
@@ -322,7 +322,7 @@ class Reader:
                 correlation=self.gpu.done("correlation", np.int64),
                 node=self.gpu.done("node", np.int64),
             ),
-            gpu_names=tuple(map(readable, self.gpu_names.names())),
+            gpu_names=tuple(map(demangled, self.gpu_names.names())),
             comm_facts=self.comm_facts,
             launches=RuntimeCalls(
                 *_spans(self.launches),
@@ -330,7 +330,7 @@ class Reader:
                 kernel=self.launches.done("kernel", np.int32),
             ),
             launch_names=tuple(self.launch_names),
-            launched_kernels=tuple(readable(str(name or "")) for name in self.launched_kernels),
+            launched_kernels=tuple(demangled(str(name or "")) for name in self.launched_kernels),
             ops=Spans(*_spans(self.ops)),
             op_names=self.op_names.names(),
             op_kinds=self.op_names.kinds,

@@ -1,6 +1,9 @@
 """Traces that other programs and older profilers write: what is read of them, and what is said."""
 
+import ctypes
+import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ from gpurun.launcher.report.terminal.changes import render_trace_diff
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.diff import diff_traces
 from gpurun.launcher.trace.kineto import trace_file
-from gpurun.launcher.trace.kineto.classify import readable
+from gpurun.launcher.trace.kineto.demangle import LONGEST, demangled
 from gpurun.launcher.trace.model import TraceReport
 from gpurun.launcher.units import whole_parts
 from tests.said import trace_notes
@@ -171,19 +174,69 @@ def test_without_steps_names_are_compared_by_call(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mangled", "name"),
     [
-        ("_ZN5cudnn3ops4castI6__halffEEvPKT_PT0_", "cudnn::ops::cast<6__halffEEvPKT_PT0_>"),
-        ("_ZN2at6native3addEv", "at::native::add"),
-        ("_Z6kernelPf", "kernel(Pf)"),
-        ("_Z9my_kernel6float4Pf", "my_kernel(6float4Pf)"),
-        ("_Z3addIfEv6float4", "add<fEv6float4>"),
-        ("_ZN12_GLOBAL__N_11fEi", "(anonymous namespace)::f(i)"),
+        (
+            "_ZN5cudnn3ops4castI6__halffEEvPKT_PT0_",
+            "void cudnn::ops::cast<__half, float>(__half const*, float*)",
+        ),
+        ("_ZN2at6native3addEv", "at::native::add()"),
+        ("_Z6kernelPf", "kernel(float*)"),
+        ("_Z9my_kernel6float4Pf", "my_kernel(float4, float*)"),
+        ("_Z3addIfEv6float4", "void add<float>(float4)"),
+        ("_ZN12_GLOBAL__N_11fEi.kd", "(anonymous namespace)::f(int) [clone .kd]"),
+        ("_Z1fIJdfEEvDpPKT_", "void f<double, float>(double const*, float const*)"),
+        (
+            "_Z1fIDF16bLi4EEvPFvT_EM1AA2_KcOS0_",
+            "void f<std::bfloat16_t, 4>(void (*)(std::bfloat16_t), char const (A::*) [2], std::bfloat16_t&&)",
+        ),
+        ("_ZZ1gvENKUlfE_clEf", "g()::{lambda(float)#1}::operator()(float) const"),
         ("_Z99short", "_Z99short"),
+        ("_Z1fIiEvX", "_Z1fIiEvX"),
         ("_Z", "_Z"),
         ("void gemm<float>(int)", "void gemm<float>(int)"),
     ],
 )
 def test_names_of_cpp(mangled: str, name: str) -> None:
-    assert readable(mangled) == name
+    assert demangled(mangled) == name
+
+
+def test_names_of_torch_are_what_the_library_of_cpp_makes_of_them() -> None:
+    library = ctypes.CDLL("libstdc++.so.6")
+    demangle = library.__cxa_demangle
+    demangle.argtypes, demangle.restype = [ctypes.c_char_p, *[ctypes.c_void_p] * 3], ctypes.c_void_p
+    (torch,) = importlib.util.find_spec("torch").submodule_search_locations  # type: ignore[union-attr, misc]
+    symbols = (Path(torch) / "lib" / "libc10.so").read_bytes()
+    names = {*re.findall(rb"\0(_Z[NZLK0-9][\w.]+)(?=\0)", symbols)}
+    known = {name.decode(): demangle(name, None, None, None) for name in names}
+    expected = {name: ctypes.string_at(text).decode() for name, text in known.items() if text}
+    read = {name: text for name in expected if (text := demangled(name)) != name}
+    assert len(read) > max(1_000, 0.98 * len(expected))
+    # The library leaves out a space behind an empty pack.
+    others = {
+        name: text for name, text in read.items() if "".join(text.split()) != "".join(expected[name].split())
+    }
+    assert not others
+
+
+@given(st.text("_ZNSTIEPKRDpJLX0123abfiv", max_size=60))
+def test_any_name_is_read_or_stays_as_it_is(text: str) -> None:
+    assert demangled(f"_Z{text}")
+
+
+@pytest.mark.parametrize(
+    "mangled",
+    [
+        "_Z1f1xIiiE"
+        + "".join(f"S_IS{known}_S{known}_E" for known in (*"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ",)),
+        f"_Z1fIJ{'i' * 20}EEv{'Dp' * 20}T_",
+        f"_Z1f{'P' * 100}i",
+        f"_Z1f{'N1a' * 1_000}",
+        f"_Z{'Z1fvE' * 3_000}1g",
+        f"_Z1f{'1x' + 'Ii' * 2_000}",
+        f"_Z1fI{'i' * 4_000}Ev{'PT_' * 1_000}{'1x' * 1_000}{'PS2_' * 1_000}",
+    ],
+)
+def test_names_do_not_grow_without_limit(mangled: str) -> None:
+    assert len(demangled(mangled)) <= LONGEST
 
 
 @given(st.lists(st.floats(0, 1e6), max_size=8))
