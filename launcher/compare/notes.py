@@ -29,7 +29,6 @@ from gpurun.launcher.plan.estimate import more_launches
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.rundir.files import RunDir
 from gpurun.launcher.rundir.records import (
-    GRADIENT_DIFFERS,
     NO_GROUP,
     Command,
     Event,
@@ -462,21 +461,15 @@ def findings(
     measured: MeasuredVariant, result: VariantResult, traced: Traced | None, host: Mapping[str, Any]
 ) -> tuple[Finding, ...]:
     """All that was noticed about a variant: by ranks, in traces, and in the figures."""
-    status, warnings = measured.status, measured.facts.warnings
+    status, facts = measured.status, measured.facts
     unsteady = [finding("unsteady", of="", reason=status.reason)] if status.status == "unsteady" else []
     is_affected = any((rank.queue_percent or 0.0) > QUEUE_PERCENT for rank in result.ranks)
     trends = () if is_affected else measured.trends  # else load explains it
-    is_normal = any("BatchNorm" in each for each in warnings)  # explains that the gradient isn't exact
-    by_ranks = [_of_rank(each) for each in warnings if not (is_normal and each.startswith(GRADIENT_DIFFERS))]
+    inexact = [finding("gradient-not-exact", of="", found=facts.inexact)] if facts.inexact else []
+    by_ranks = [noticed("recorded", found=each) for each in facts.warnings]
     in_traces = traced.notes if traced else ()
     in_figures = _in_figures(measured, result)
-    return (*unsteady, *by_ranks, *trends, *in_traces, *in_figures, *_without_peak(result, host))
-
-
-def _of_rank(warning: str) -> Finding:
-    """A warning that ranks have recorded."""
-    code = "gradient-not-exact" if warning.startswith(GRADIENT_DIFFERS) else "noticed"
-    return finding(code, of="", case="recorded" if code == "noticed" else None, found=warning)
+    return (*unsteady, *by_ranks, *inexact, *trends, *in_traces, *in_figures, *_without_peak(result, host))
 
 
 def _without_peak(result: VariantResult, host: Mapping[str, Any]) -> list[Finding]:

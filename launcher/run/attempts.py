@@ -32,7 +32,7 @@ from gpurun.launcher.stats.estimates import is_spent
 from gpurun.launcher.units import first_of, listed, plural
 
 _MOST_NAMED = 5
-FIRST_KNOWN = ("gradient_warning", "untimed", "flops_per_sample", "bytes_per_sample", "loss")
+FIRST_KNOWN = ("gradient_warning", "inexact", "untimed", "flops_per_sample", "bytes_per_sample", "loss")
 """Facts that are those of the first launch that has them."""
 
 

@@ -297,8 +297,6 @@ NO_GROUP = (
 """A warning that ranks record of a program, and that reports don't repeat."""
 NO_TRACE = "no trace: "
 """How a warning about a program begins that ended before the steps to be traced."""
-GRADIENT_DIFFERS = "the gradient differs from that of "
-"""How a warning begins where an error is larger than the precision explains: gradients don't agree then."""
 
 
 @dataclass(frozen=True)
@@ -454,7 +452,9 @@ class VariantFacts(Checked):
     """A launch's findings about a variant besides times; `variants/ID/facts.json`."""
 
     warnings: tuple[str, ...] = ()
-    """Findings to show next to the figures: BatchNorm, dropout."""
+    """Findings to show next to the figures: BatchNorm, unused parameters."""
+    inexact: str | None = None
+    """That the gradient isn't the reference's, as no two ways to run the model have one."""
     unsteady: str | None = None
     """Why the warm-up did not become steady."""
     untimed: str | None = None

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gpurun.launcher.grouping import grouped
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.plan.rank_config import LaunchConfig
-from gpurun.launcher.rundir.records import GRADIENT_DIFFERS, VariantConfig
+from gpurun.launcher.rundir.records import VariantConfig
 from gpurun.launcher.strategies import STRATEGIES
 from gpurun.launcher.units import plural
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
@@ -31,7 +31,7 @@ BATCH_NORM = (
     "its gradient depends on the split; on GPUs with ddp, `nn.SyncBatchNorm.convert_sync_batchnorm` of the "
     "model makes them those of the whole batch"
 )
-OF_THE_MODEL = ("BatchNorm", "dropout or another layer that draws random numbers")
+OF_BATCH_NORM, OF_RANDOM_NUMBERS = "BatchNorm", "dropout or another layer that draws random numbers"
 """Reasons why no two ways to run the model have one gradient, an even split and one device included."""
 
 DROPOUT = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention)
@@ -209,21 +209,24 @@ def facts(trainer: Trainer, error: float | None, reference: Reference, variant_i
 
 def warnings(trainer: Trainer, error: float | None, reference: Reference) -> dict[str, Any]:
     """The warnings to read before believing that the variants train alike: `gradient_warning` where
-    they don't, `warnings` where that is how the model is, split or not."""
+    they don't, `inexact` where that is how the model is, split or not; `warnings` say so of BatchNorm."""
     found = model_warnings(trainer)
     if reference.name != ONE_DEVICE:
         found.append("one device can't hold the whole batch: gradients are compared between variants only")
     limit = trainer.precision.max_gradient_error
     is_compressed = trainer.strategy.compression and error is not None and math.isfinite(error)
     if error is None or error <= limit or is_compressed:  # NaN is not ≤ anything
-        return {"gradient_warning": None, "warnings": tuple(found)}
+        return {"gradient_warning": None, "inexact": None, "warnings": tuple(found)}
     reason = likely_reason(trainer, error, reference)
     differs = f" by {error:.2g} (relative), more than {trainer.precision.name} explains ({limit:.2g})"
     by = differs if math.isfinite(error) else ": it isn't finite (NaN or infinity)"
-    text = f"{GRADIENT_DIFFERS}{reference.name}{by}; likely reason: {reason}"
-    if reason in OF_THE_MODEL:
-        return {"gradient_warning": None, "warnings": (*found, text)}
-    return {"gradient_warning": text, "warnings": tuple(found)}
+    text = f"the gradient differs from that of {reference.name}{by}; likely reason: {reason}"
+    is_wrong = reason not in (OF_BATCH_NORM, OF_RANDOM_NUMBERS)
+    return {
+        "gradient_warning": text if is_wrong else None,
+        "inexact": text if reason == OF_RANDOM_NUMBERS else None,
+        "warnings": tuple(found),
+    }
 
 
 def model_warnings(trainer: Trainer) -> list[str]:
@@ -271,9 +274,9 @@ def likely_reason(trainer: Trainer, error: float, reference: Reference) -> str:
     if trainer.batch_warning:
         return "a `batch` that doesn't draw from its generator alone"
     if has_batch_norm(trainer.model):
-        return OF_THE_MODEL[0]
+        return OF_BATCH_NORM
     if reference.draws_random:
-        return OF_THE_MODEL[1]
+        return OF_RANDOM_NUMBERS
     return (
         f"a loss that isn't a {trainer.workload.reduction} over samples (set `reduction`, "
         "or `count` for masked targets), or a layer that mixes samples"

@@ -31,7 +31,7 @@ from gpurun.launcher.report.terminal.table import (
     render_table,
 )
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.records import GRADIENT_DIFFERS, Status
+from gpurun.launcher.rundir.records import Status
 from tests.sample import COMPARISON
 from tests.wording import Wording
 
@@ -132,7 +132,7 @@ AS_THE_MODEL = replace(EVEN, gradient_error=0.03)
 """Of dropout or BatchNorm, whose gradients no two ways to run the model share."""
 NOT_EXACT = noticed(
     "gradient-not-exact",
-    f"{GRADIENT_DIFFERS}one device by 0.03 (relative), more than fp32 explains",
+    "the gradient differs from that of one device by 0.03 (relative), more than fp32 explains",
     AS_THE_MODEL,
 )
 SINGLE = replace(variant("single-1--"), scaling_efficiency=1.0)
