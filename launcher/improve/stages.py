@@ -25,6 +25,7 @@ from gpurun.launcher.improve.remedies import (
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.machine.host import Machine, software_of
 from gpurun.launcher.machine.landlock import can_restrict_writes
+from gpurun.launcher.masking import hidden
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.expand import expand, work_of
 from gpurun.launcher.plan.model import Plan
@@ -324,7 +325,8 @@ class RemedySearch:
                 "that, its launches meet there; if not, begin again"
             )
         if lines:
-            raise SpecError("\n    ".join((*lines, _OWN_DIRECTORY)))
+            known = (*os.environ.items(), *self.spec.stated_secrets)
+            raise SpecError(hidden("\n    ".join((*lines, _OWN_DIRECTORY)), known))
 
     def is_left(self, path: str) -> bool:
         """Whether a temporary file was made since the search began: its first launch may write it."""

@@ -22,7 +22,9 @@ NEVER = float("inf")
 def search(limit_s: float = NEVER, **more: Any) -> RemedySearch:
     found = object.__new__(RemedySearch)
     vars(found).update(
-        spec=SimpleNamespace(program="train.py", limit_s=limit_s, hang_timeout_s=None),
+        spec=SimpleNamespace(
+            program="train.py", limit_s=limit_s, hang_timeout_s=None, stated_secrets=(("TOKEN", "1234-abcd"),)
+        ),
         began_s=time.monotonic(), budget_s=60.0, spent_s=0.0, first_s=5.0, ends_s={}, changed=(), **more,
     )  # fmt: skip
     return found
@@ -52,6 +54,12 @@ def test_a_program_that_fails_by_itself_is_not_told_what_else_changed() -> None:
     found.refuse_writes(stage_that_writes(), is_measured=False)
     with pytest.raises(SpecError, match=r"/job/a changed while train\.py ran"):
         found.refuse_writes(stage_that_writes(), is_measured=True)
+
+
+def test_a_secret_in_the_name_of_a_file_is_not_shown() -> None:
+    with pytest.raises(SpecError, match=r"writes to /job/out-masked:") as refused:
+        search().refuse_writes(stage_that_writes("/job/out-1234-abcd"), is_measured=True)
+    assert "1234-abcd" not in str(refused.value)
 
 
 def test_a_temporary_file_that_an_earlier_launch_has_left_was_not_prevented(tmp_path: Path) -> None:

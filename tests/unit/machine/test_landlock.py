@@ -81,6 +81,7 @@ def test_a_launch_may_write_to_its_run_devices_temporary_files_and_caches(
         # torch, Triton, FlashInfer
         *("/tmp/torchinductor_me/a", "/home/me/.cache/torch/kernels/a", "/fast/kernels/a"),
         *("/home/me/.triton/cache/a", "/fast/.triton/cache/a", "/fast/.cache/flashinfer/a"),
+        "/home/me/.config/matplotlib/fontlist.json",
     ],
 )
 def test_what_programs_on_gpus_write_is_allowed(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +96,7 @@ def test_what_programs_on_gpus_write_is_allowed(path: str, monkeypatch: pytest.M
     found = writable_places("/home/me/project", "/home/me/project/runs/a")
     assert is_below(path, found)
     assert not is_below("/fast/last.pt", found)
+    assert not is_below("/fast/.nv/a", found)
     assert not is_below("/home/me/.config/other", found)
 
 
@@ -115,4 +117,5 @@ def test_caches_that_programs_make_in_a_new_home_are_there_before_writing_is_res
     monkeypatch.setattr(os.path, "exists", lambda path: path in ("/", *devices))
     assert caches_to_make() == tuple(f"/home/me/{name}" for name in made)
     monkeypatch.setenv("TORCH_HOME", "/fast/torch")
-    assert caches_to_make()[0] == "/fast/torch"
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", "/fast")
+    assert (caches_to_make()[0], caches_to_make()[-1]) == ("/fast/torch", "/fast/.cache")
