@@ -15,9 +15,11 @@ _PROFILER = r"USDT:[-\d]+ [:\d]+ \d+:\d+ [\w.]+:\d+\] "
 _NEEDLESS = re.compile(
     rf"{_PROFILER}|ERROR:[-\d]+ [:\d]+ \d+:\d+ DeviceProperties\.cpp:\d+\] "
     r"gpuGetDeviceCount failed with code (?:35|100)\s*$"
+    r'|  File "(?:[^"]*/gpurun/launcher/worker/[^"]*|<frozen runpy>)", line \d+ in \w+\s*$'
 )
 """What torch prints without need: its profiler whenever it starts or stops, and, from a build for CUDA, where
-there is no driver (35) or no GPU (100). A job on GPUs fails there before it traces, with its own message."""
+there is no driver (35) or no GPU (100). A job on GPUs fails there before it traces, with its own message. And
+what runs a program, in a stack of faulthandler, which tracebacks don't have either."""
 _INTERRUPTED = re.compile(
     r"\[W[-\d]* ?[:.\d]+ TCPStore\.cpp:\d+\] .* - retrying \(.*\): Interrupted system call\s*$"
 )

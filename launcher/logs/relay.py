@@ -111,14 +111,16 @@ class Relay:
     as_torchrun: bool = False
     """Whether the command replaces torchrun: all lines are shown, also those of ranks that end since another
     one has failed, without the rank's number; and a failed launch starts again whatever has failed."""
-    prompts: bool = False
-    """Whether ranks read a terminal: the beginning of a line at which one waits is shown."""
+    ask: Callable[[str], None] | None = None
+    """Called with the beginning of a line at which a rank waits that reads a terminal; `None`: none does."""
     passes_to: int | None = None
     """The descriptor that gets what ranks write to their logs, as `LogTail` has it."""
     only_local: Collection[int] | None = None
     """The local ranks to show, counted from 0 on each node; `None`: all."""
     _tails: list[LogTail] = field(default_factory=list)
     _held: list[str] = field(default_factory=list)
+    _question: str = ""
+    """It comes after what is held."""
     _bars: dict[int, tuple[float, str]] = field(default_factory=dict)
     _logs: set[Path] = field(default_factory=set)
     """The logs that are followed, whether or not they are shown."""
@@ -134,7 +136,7 @@ class Relay:
             more: other files of these ranks.
         """
         self._pass_on(is_last=True)
-        self._held, self._bars, self._tails = [], {}, []
+        self._held, self._question, self._bars, self._tails = [], "", {}, []
         passed_on = {tail.path for tail in more if not tail.beginning}
         self._logs, self._full = {*logs.values(), *passed_on}, set()
         shown = [
@@ -166,9 +168,9 @@ class Relay:
             before = tail.offset
             self._held += [self._line(tail, line) for line in tail.read()]
             self._show_bar(tail)
-            if self.prompts and tail.asked != before == tail.offset and (prompt := tail.reader.unfinished):
+            if self.ask and tail.asked != before == tail.offset and (prompt := tail.reader.unfinished):
                 tail.asked = before
-                self._held.append(self._line(tail, prompt.removeprefix(tail.prompt)))
+                self._question = self._line(tail, prompt.removeprefix(tail.prompt))
                 tail.prompt = prompt
         if self.keep_bytes is not None:
             self._rotate(self.keep_bytes)
@@ -209,7 +211,9 @@ class Relay:
     def _show_held(self) -> None:
         if self._held:
             self.say("\n".join(self._held))
-        self._held = []
+        if self._question and self.ask:
+            self.ask(self._question)
+        self._held, self._question = [], ""
 
     def _show_bar(self, tail: LogTail) -> None:
         shown_s, shown = self._bars.get(tail.rank, (float("-inf"), ""))

@@ -110,7 +110,9 @@ class Output:
             there = ranks_there(num_ranks)
             raise SpecError(f"--only-rank {self.only_rank}: no variant has this rank; {there}")
 
-    def relay(self, say: Callable[[str], None], keep_bytes: int) -> Relay:
+    def relay(
+        self, say: Callable[[str], None], keep_bytes: int, ask: Callable[[str], None] | None = None
+    ) -> Relay:
         only = () if self.quiet else None if self.only_rank is None else (self.only_rank,)
         colour = has_colour(sys.stderr, os.environ)
         return Relay(
@@ -119,7 +121,7 @@ class Output:
             colour,
             keep_bytes,
             as_torchrun=self.streams.as_torchrun,
-            prompts=self.streams.reads_terminal,
+            ask=(ask or say) if self.streams.reads_terminal else None,
             passes_to=self.streams.passes_to,
             only_local=self.streams.only_local_ranks,
         )
@@ -283,7 +285,11 @@ def execute(
         pools=pools,
         on_event=on_event,
         reporter=Reporter(ready.run, say, hide),
-        relay=output.relay(lambda text: progress.say(hide(text)), ready.spec.logs.keep_bytes),
+        relay=output.relay(
+            lambda text: progress.say(hide(text)),
+            ready.spec.logs.keep_bytes,
+            lambda text: progress.ask(hide(text)),
+        ),
         resumed=ready.resumed,
         is_part=output.is_part,
     )

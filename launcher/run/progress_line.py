@@ -69,6 +69,9 @@ class Progress:
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._clock = clock
         self._drawn_at = float("-inf")
+        self._asked_in: tuple[str, int] | None = None
+        """The stage and round in which a program asks something."""
+        self._at = ("", 0)
         self._launch = 0
         self._share = 0.0
 
@@ -89,8 +92,11 @@ class Progress:
 
     def update(self, status: Status) -> None:
         """Shows `status`, unless something was shown a moment ago."""
+        self._at = status.stage, status.round
         if not self._console.is_terminal:
             self._log(status)
+        elif self._asked_in == self._at:
+            return
         elif self._clock() - self._drawn_at >= REFRESH_S:
             self._drawn_at = self._clock()
             self._share = max(self._share, share_done(status))  # an estimate of the rest may grow
@@ -98,7 +104,19 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Prints a message above the line, which stays."""
+        if self._asked_in is not None:
+            self._asked_in = None
+            self._live.update(Text(), refresh=True)
         self._console.print(clean(text), soft_wrap=True)
+
+    def ask(self, text: str) -> None:
+        """Shows a program's question instead of the line, with the cursor behind it, until it goes on."""
+        if not self._console.is_terminal or len(text) >= self._console.width:
+            self.say(text)
+            return
+        self._asked_in = self._at
+        self._live.update(Text(clean(text)), refresh=True)
+        self._console.show_cursor()
 
     def _log(self, status: Status) -> None:
         now_s, is_new = self._clock(), status.launch != self._launch

@@ -99,6 +99,29 @@ def test_a_terminal_is_redrawn_in_place_and_left_clean(monkeypatch: pytest.Monke
     assert "round" not in text[text.rindex(ERASE_LINE) :], "nothing stays behind"
 
 
+def test_a_question_has_the_cursor_until_the_program_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+    with terminal(monkeypatch) as (stream, seen), Progress(stream, width=80, clock=clock) as progress:
+        for doing in (
+            lambda: progress.update(replace(ROUND_13, stage="run", round=0)),
+            lambda: progress.ask("name? "),
+            lambda: progress.update(replace(ROUND_13, stage="run", round=0)),
+            lambda: progress.say("hello bob"),
+            lambda: progress.update(replace(ROUND_13, stage="run", round=0)),
+            lambda: progress.ask("goes on? "),
+            lambda: progress.update(replace(ROUND_13, stage="run", round=1)),
+        ):
+            clock.now_s += 1
+            doing()
+    text = seen[0].decode()
+    order = ("step 0", "name? ", SHOW_CURSOR, "hello bob", "step 0", "goes on? ", SHOW_CURSOR, "step 1")
+    places = [0]
+    for word in order:
+        places.append(text.index(word, places[-1]))
+    assert (text.count("name?"), text.count("step 0")) == (1, 2)
+    assert text[places[3] : places[4]].count("\n") == 0, "nothing is between the question and the answer"
+
+
 def test_events_that_come_fast_are_not_all_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeClock()
     with terminal(monkeypatch) as (stream, seen), Progress(stream, width=80, clock=clock) as progress:
