@@ -418,7 +418,7 @@ def _more_lines(run: str, num_details: int, comparison: Comparison, page: Page) 
     return [Text(text, "dim") for text in ([line] if page.plain or len(line) <= page.width else more)]
 
 
-FIGURES: tuple[tuple[str, Callable[[CurvePoint], float | None], int], ...] = (
+CURVE_FIGURES: tuple[tuple[str, Callable[[CurvePoint], float | None], int], ...] = (
     ("GB/s", lambda point: point.gb_per_s, 2),
     ("bus GB/s", lambda point: point.bus_gb_per_s, 2),
     ("GFLOP/s", lambda point: point.gflop_per_s, 1),
@@ -447,13 +447,13 @@ def curve_tables(variant: VariantResult, is_alone: bool) -> list[CurveTable]:
         is_alone: whether it is the only one, so that its devices need no name.
     """
     place = "" if is_alone else f"{variant_label(variant)}, "
-    return [_table(curve, place) for curve in (variant.probe.curves if variant.probe else ())]
+    return [_curve_table(curve, place) for curve in (variant.probe.curves if variant.probe else ())]
 
 
-def _table(curve: Curve, place: str) -> CurveTable:
+def _curve_table(curve: Curve, place: str) -> CurveTable:
     columns = [(curve.series, [size_text(point.size, curve.unit) for point in curve.points])]
-    columns.append(("time", [_time_text(point) for point in curve.points]))
-    for header, value, decimals in FIGURES:
+    columns.append(("time", [_curve_time(point) for point in curve.points]))
+    for header, value, decimals in CURVE_FIGURES:
         values = [value(point) for point in curve.points]
         cells = ["" if v is None else format_number(v, least_decimals(v, decimals)) for v in values]
         columns += [(header, cells)] if any(cells) else []
@@ -471,7 +471,7 @@ def curve_lines(comparison: Comparison) -> list[Text]:
     lines: list[Text] = []
     for variant in comparison.variants:
         lines += [Text()] if lines else []
-        lines.append(Text(_title(variant), "bold"))
+        lines.append(Text(_benchmark_title(variant), "bold"))
         for table in curve_tables(variant, is_alone=True):
             header, *rows = grid(table.header, table.rows, right=range(len(table.header)))
             lines += [Text(header, "dim"), *map(Text, rows)]
@@ -480,13 +480,13 @@ def curve_lines(comparison: Comparison) -> list[Text]:
     return lines
 
 
-def _title(variant: VariantResult) -> str:
+def _benchmark_title(variant: VariantResult) -> str:
     devices = devices_text(variant.devices)
     varied = {key: value for key, value in variant.varied.items() if key not in ("precision", "workload")}
     return " ".join((f"{variant.workload} on {devices}, {variant.precision}", *varied_texts(varied)))
 
 
-def _time_text(point: CurvePoint) -> str:
+def _curve_time(point: CurvePoint) -> str:
     """The median with its interval, in µs or ms."""
     scale, unit = (1e3, "ms") if point.time_us >= 1e4 else (1.0, "µs")
     decimals = 1 if point.time_us / scale < 1e3 else 0
@@ -500,7 +500,9 @@ NO_LINE = "–"
 
 def balanced_lines(variants: Sequence[VariantResult]) -> list[str]:
     """A paragraph per balanced variant, and what their symbols are."""
-    lines = [line for variant in variants if variant.balanced for line in _lines(variant, variants)]
+    lines = [
+        line for variant in variants if variant.balanced for line in _balanced_lines_of(variant, variants)
+    ]
     found = [variant.balanced for variant in variants if variant.balanced]
     legend = "T*: compute time of the slowest device by these costs."
     if any(balanced.optimum_over_measured is not None for balanced in found):
@@ -510,7 +512,7 @@ def balanced_lines(variants: Sequence[VariantResult]) -> list[str]:
     return [*lines, f"  {legend}"] if lines else []
 
 
-def _lines(variant: VariantResult, variants: Sequence[VariantResult]) -> list[str]:
+def _balanced_lines_of(variant: VariantResult, variants: Sequence[VariantResult]) -> list[str]:
     found = variant.balanced
     assert found is not None
     rows = [
@@ -520,9 +522,9 @@ def _lines(variant: VariantResult, variants: Sequence[VariantResult]) -> list[st
     header = ("device", "per step, ms", "per sample, ms", "curve", "samples")
     lines = [f"{variant_label(variant)}: cost per device, and the best split by these costs"]
     lines += [f"  {line}" for line in grid(header, rows, right=(4,))]
-    lines += [f"  {_prediction(found, bool(faster))}"]
-    also = [] if faster else _also_best(found, variant)
-    lines += [f"  {line}" for line in (*also, *_others(found, sum(variant.split)))]
+    lines += [f"  {_split_prediction(found, bool(faster))}"]
+    also = [] if faster else _splits_as_good(found, variant)
+    lines += [f"  {line}" for line in (*also, *_other_splits(found, sum(variant.split)))]
     if faster:
         quicker = ", ".join(
             f"{variant_label(other)} {format_ms(other.step_ms.estimate)} ms"
@@ -541,24 +543,24 @@ def _device_row(device: DeviceCost, samples: int) -> tuple[str, ...]:
     curve = "straight" if device.straight else "interpolated"
     if device.max_samples is not None:
         curve += f", memory for {device.max_samples}"
-    alpha = f"{_figure(device.alpha_ms)}{_interval(device.alpha_ci)}"
-    beta = f"{_figure(device.beta_ms)}{_interval(device.beta_ci)}"
+    alpha = f"{_cost_ms(device.alpha_ms)}{_cost_interval(device.alpha_ci)}"
+    beta = f"{_cost_ms(device.beta_ms)}{_cost_interval(device.beta_ci)}"
     costs = (alpha, beta) if device.straight else (NO_LINE, NO_LINE)
     return (device.device, *costs, curve, str(samples))
 
 
-def _prediction(found: Balanced, was_beaten: bool) -> str:
+def _split_prediction(found: Balanced, was_beaten: bool) -> str:
     """`Predicted step: 57.1 ms (T* = 55.8 ms + 1.30 ms overhead). Measured: 57.5 ms; T*/T = 0.97.`"""
     text = (
         f"Predicted step: {format_ms(found.predicted_ms)} ms (T* = {format_ms(found.optimum_ms)} ms"
-        f"{_claim(found, was_beaten)} + {format_ms(found.overhead_ms)} ms overhead)."
+        f"{_split_claim(found, was_beaten)} + {format_ms(found.overhead_ms)} ms overhead)."
     )
     if found.measured_ms is None or found.optimum_over_measured is None:
         return f"{text} Not measured."
     return f"{text} Measured: {format_ms(found.measured_ms)} ms; T*/T = {found.optimum_over_measured:.2f}."
 
 
-def _claim(found: Balanced, was_beaten: bool) -> str:
+def _split_claim(found: Balanced, was_beaten: bool) -> str:
     """The claim about T*, as far as the curves show it."""
     if was_beaten:
         return ""
@@ -567,7 +569,7 @@ def _claim(found: Balanced, was_beaten: bool) -> str:
     return ", the minimum by interpolation,"
 
 
-def _also_best(found: Balanced, variant: VariantResult) -> list[str]:
+def _splits_as_good(found: Balanced, variant: VariantResult) -> list[str]:
     """Splits that these costs don't separate from the best one."""
     ranges = could_be_best(found.devices, variant.split)
     parts = [
@@ -579,7 +581,7 @@ def _also_best(found: Balanced, variant: VariantResult) -> list[str]:
     return [f"Within the error of these costs, the best split may also give {given}."] if given else []
 
 
-def _others(found: Balanced, batch: int) -> list[str]:
+def _other_splits(found: Balanced, batch: int) -> list[str]:
     """The results that one would have got without measuring."""
     even, proportional = ("even", found.even), ("in proportion to speed", found.proportional)
     parts = [
@@ -590,13 +592,15 @@ def _others(found: Balanced, batch: int) -> list[str]:
     said = [" would take ".join(parts[0]), *map(", ".join, parts[1:])] if parts else []
     flat = [device.device for device in found.devices if device.straight and device.beta_ms == 0]
     lines = [f"By the same costs, {'; '.join(said)}."] if said else []
-    lines += filter(None, (_misfit(name, found, batch) for name, cost in (even, proportional) if not cost))
+    lines += filter(
+        None, (_split_misfit(name, found, batch) for name, cost in (even, proportional) if not cost)
+    )
     if flat:
         lines.append(f"There is no split in proportion to speed: samples take no time on {', '.join(flat)}.")
     return lines
 
 
-def _misfit(name: str, found: Balanced, batch: int) -> str:
+def _split_misfit(name: str, found: Balanced, batch: int) -> str:
     """`Even (62/61) does not fit cpu:1.`; empty where nothing is too large."""
     betas = [device.beta_ms if device.straight else 0.0 for device in found.devices]
     split: tuple[int, ...] = ()
@@ -612,13 +616,13 @@ def _misfit(name: str, found: Balanced, batch: int) -> str:
     return f"{name.capitalize()} ({split_text(split)}) does not fit {', '.join(full)}." if full else ""
 
 
-def _figure(ms: float) -> str:
+def _cost_ms(ms: float) -> str:
     """Three significant digits; a sample may take microseconds."""
     return format_number(ms, 4) if 0 < abs(ms) < 0.1 else format_number(ms, 3 if abs(ms) < 1 else 2)
 
 
-def _interval(ci: Interval | None) -> str:
-    return f" ({_figure(ci[0])} to {_figure(ci[1])})" if ci else ""
+def _cost_interval(ci: Interval | None) -> str:
+    return f" ({_cost_ms(ci[0])} to {_cost_ms(ci[1])})" if ci else ""
 
 
 CURVE_CELLS = 40
@@ -628,10 +632,10 @@ NO_KNEE = "No knee: only the largest batch is within 10 % of the best."
 
 def batch_curve_lines(curves: Sequence[BatchCurve]) -> list[str]:
     """A small picture per curve."""
-    return [line for curve in curves for line in _picture(curve)]
+    return [line for curve in curves for line in _batch_curve_picture(curve)]
 
 
-def _picture(curve: BatchCurve) -> list[str]:
+def _batch_curve_picture(curve: BatchCurve) -> list[str]:
     best = max(point.samples_per_s for point in curve.points)
     rows = [
         (
