@@ -448,6 +448,7 @@ _ON_PARTS: Mapping[str, Mapping[str, str]] = {
         "-allocating": "use less memory, avoid empty_cache(), or set "
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
         "-loading": "find out which code is loaded anew each time, such as kernels compiled for new shapes",
+        "-once": "trace more steps, which show whether this call is made in each",
     },
     "other_steps": {"": "look at the other streams in the timeline"},
     "unrecorded": {"": "record the profiler's with_stack=True"},

@@ -29,7 +29,10 @@ IN_STEP: Mapping[str, str] = {
     "unrecorded": "waiting for the CPU, of which nothing is recorded",
     "launching": "waiting for launching calls to end",
     "one_off": "in what is done once",
-    "other": "in gaps in which work was launched, or the CPU waited in a call",
+    "allocating": "in gaps in which memory is allocated",
+    "loading": "in gaps in which code is loaded",
+    "blocked": "in gaps in which the CPU waits in a call",
+    "other": "in gaps in which work was launched",
     "compute": "on compute",
     "transfer": "on transfers",
     "copies": "on copies",
@@ -83,7 +86,7 @@ DIFFERS: Mapping[str, str] = {
     "operators": "{side} lacks launches, so operators are compared by their time on the CPU, without shapes "
     "and callers",
     "uneven-calls": "not compared, as A and B call them unequally often: {operators}",
-    "calls": "a step of A calls {num_a:operator}, of B {num_b}",
+    "calls": "{part}A calls {num_a:operator}, {part}B {num_b}",
     "steps": "without {steps} of {side}, far longer than the others",
 }
 """Why times of two captures may differ, whatever changed."""

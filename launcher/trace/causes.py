@@ -646,6 +646,7 @@ def advice_for(
         "copying": bool(call),
         "allocating": bool(ALLOCATING_CALLS.match(call)),
         "loading": bool(LOADING_CALLS.match(call)),
+        "once": found.figures.get("call_ms") is not None,
         "inside": bool(found.figures.get("inside")),
         "late": bool(found.figures.get("waits_ms")),
         _WITH.get(frozenset(in_use), ""): bool(in_use),

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from gpurun.launcher.findings.finding import Finding, finding, noticed, of_level, with_figures, worded
 from gpurun.launcher.findings.finding_kinds import SPENT
-from gpurun.launcher.findings.trace_cases import DIFFERS, NOT_RECORDED, PARTS_OF_STEP
+from gpurun.launcher.findings.trace_cases import DIFFERS, IN_STEP, NOT_RECORDED, PARTS_OF_STEP
 from gpurun.launcher.trace.causes import MENTION_FROM, to_do
 from gpurun.launcher.trace.explain import (
     CPU,
@@ -19,7 +19,15 @@ from gpurun.launcher.trace.explain import (
     of_usual_steps,
     outlying_steps,
 )
-from gpurun.launcher.trace.model import Breakdown, NameTotal, RankTrace, RowKind, ShapeTotal, TraceReport
+from gpurun.launcher.trace.model import (
+    GAPS_OF_IDLE,
+    Breakdown,
+    NameTotal,
+    RankTrace,
+    RowKind,
+    ShapeTotal,
+    TraceReport,
+)
 from gpurun.launcher.units import MINUS, change_text, first_of, format_ms, listed, numbers_text, ranks_text
 
 Per = Literal["step", "capture", "second"]
@@ -71,7 +79,7 @@ class TraceDiff:
     """Steps, summed over ranks; 0 where the traces mark none."""
     per: Per
     """The unit of times: a step; where a rank of A or B has no steps, a call for names, and for `classes` all
-    of a rank's trace if both have as many calls of each name, else a second of it.
+    of a rank's trace if both have nearly as many calls of each name, else a second of it.
 
     Then how long a step takes can't be compared.
     """
@@ -109,6 +117,9 @@ _CLASSES: tuple[tuple[str, Callable[[Breakdown], float]], ...] = (
     ("idle_one_off", lambda each: each.idle_by_cause_us.one_off),
     ("idle_comm_wait", lambda each: each.idle_by_cause_us.comm_wait),
     ("idle_data", lambda each: each.idle_by_cause_us.data),
+    ("idle_allocating", lambda each: each.idle_by_cause_us.allocating),
+    ("idle_loading", lambda each: each.idle_by_cause_us.loading),
+    ("idle_blocked", lambda each: each.idle_by_cause_us.blocked),
     ("idle_other", lambda each: each.idle_by_cause_us.other),
     ("idle_unknown", lambda each: each.idle_by_cause_us.unknown),
 )
@@ -197,10 +208,12 @@ def _doubts(
             yield worded(DIFFERS["operators"], {"side": side})
     if any(each.name == "idle" for each in diff.classes):
         yield worded(DIFFERS["launches"], {"side": "B" if _is_idle_known(a) else "A"})
-    if all(has_cpu) and diff.per == "step":
-        calls = [_num_calls(report) / max(_num_steps(report), 1) for report in (a, b)]
+    if all(has_cpu):
+        calls = [_num_calls(report, diff.per) / (_units(report, diff.per) or 1) for report in (a, b)]
         if abs(calls[1] - calls[0]) > UNEVEN * calls[0]:
-            yield worded(DIFFERS["calls"], {"num_a": round(calls[0]), "num_b": round(calls[1])})
+            part = "a step of " if diff.per == "step" else ""
+            figures = {"part": part, "num_a": round(calls[0]), "num_b": round(calls[1])}
+            yield worded(DIFFERS["calls"], figures)
     for side, left_out in zip("AB", diff.outlying, strict=True):
         if left_out:
             named = f"{'step' if len(left_out) == 1 else 'steps'} {numbers_text(left_out)}"
@@ -211,8 +224,8 @@ def _outlying(report: TraceReport, per: Per) -> tuple[int, ...]:
     return tuple(each.step for each in outlying_steps(report.ranks)) if per == "step" else ()
 
 
-def _num_calls(report: TraceReport) -> float:
-    return sum(row.count for rank in report.ranks for row in _rows(rank, "step", "ops"))
+def _num_calls(report: TraceReport, per: Per) -> float:
+    return sum(row.count for rank in report.ranks for row in _rows(rank, per, "ops"))
 
 
 def _unevenly_called(a: TraceReport, b: TraceReport) -> frozenset[str]:
@@ -311,7 +324,7 @@ PART_NAMES = {
     "idle_data": SPENT["input"],
     "idle_host": SPENT["host"],
     "idle_one_off": SPENT["one_off"],
-    "idle_other": "idle time for another reason",
+    **{f"idle_{cause}": f"time {IN_STEP[cause]}" for cause in GAPS_OF_IDLE},
     "idle_unknown": "idle time for an unknown reason",
 }
 
@@ -336,16 +349,27 @@ def _num_steps(report: TraceReport) -> int:
 
 
 def _is_as_much(a: TraceReport, b: TraceReport) -> bool:
-    """Whether as many ranks of both made as many calls of each kernel and each operator."""
-    kernels, ops = (
-        [
-            sorted((row.name, row.count) for rank in each.ranks for row in getattr(rank, kind))
-            for each in (a, b)
-        ]
+    """Whether as many ranks of both made nearly as many calls of each kernel and each operator."""
+    known = [
+        sides
         for kind in ("kernels", "ops")
+        if all(sides := [_calls_by_name(report, kind) for report in (a, b)])
+    ]
+    return (
+        len(a.ranks) == len(b.ranks)
+        and bool(known)
+        and all(
+            sum(((first - other) | (other - first)).values()) <= UNEVEN * first.total()
+            for first, other in known
+        )
     )
-    known = [each for each in (kernels, ops) if all(each)]
-    return len(a.ranks) == len(b.ranks) and bool(known) and all(each[0] == each[1] for each in known)
+
+
+def _calls_by_name(report: TraceReport, kind: Literal["kernels", "ops"]) -> Counter[str]:
+    calls = Counter[str]()
+    for row in (row for rank in report.ranks for row in _rows(rank, "capture", kind)):
+        calls[row.name] += int(row.count)
+    return calls
 
 
 def _rows(rank: RankTrace, per: Per, kind: Literal["kernels", "ops"]) -> tuple[NameTotal, ...]:

@@ -41,6 +41,7 @@ from gpurun.launcher.trace.causes import (
 )
 from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, SEND_RECV
 from gpurun.launcher.trace.model import (
+    GAPS_OF_IDLE,
     Breakdown,
     CollectiveReport,
     CpuFacts,
@@ -273,7 +274,7 @@ def of_usual_steps(report: TraceReport) -> TraceReport:
 def _noticed_step(each: OutlyingStep, report: TraceReport, cpu: CpuFacts | None) -> Finding:
     """The outlying step, and what is in it."""
     is_known = each.cause in IN_STEP and each.cause_us >= MOST * each.more_us
-    calls = {"launching": cpu.launches_in, "other": cpu.blocked_in} if cpu else {}
+    calls = {"launching": cpu.launches_in, **dict.fromkeys(GAPS_OF_IDLE, cpu.blocked_in)} if cpu else {}
     return noticed(
         "outlying-step",
         ranks=[each.rank],

@@ -207,6 +207,10 @@ IdlePart = Literal["input", "host", "one_off", "gaps", "unknown"]
 IDLE_PARTS: tuple[IdlePart, ...] = get_args(IdlePart)
 
 
+GAPS_OF_IDLE = ("allocating", "loading", "blocked", "other")
+"""The causes in `IdleCauses` of gaps that no launch ends."""
+
+
 @dataclass(frozen=True)
 class IdleCauses:
     """Idle time of the device by cause; adds up to `idle_us`. Work is launched when the call for it ends."""
@@ -228,8 +232,14 @@ class IdleCauses:
     """The device waited for a collective on the CPU."""
     data: float
     """The training loop waited for its next batch."""
+    allocating: float
+    """The launching call hadn't begun: for 1 ms or more the CPU was in a call that allocates or frees."""
+    loading: float
+    """Likewise, in a call that loads code."""
+    blocked: float
+    """Likewise, in another call, such as one that synchronises."""
     other: float
-    """Work was launched and waited for something else; or the CPU waited in a call, for 1 ms or more."""
+    """Work was launched and waited for something else."""
     unknown: float
     """The trace doesn't have the launch of the work that came next."""
 
@@ -245,7 +255,7 @@ class IdleCauses:
             "input": self.data,
             "host": self.of_launches,
             "one_off": self.one_off,
-            "gaps": self.other,
+            "gaps": sum(getattr(self, cause) for cause in GAPS_OF_IDLE),
             "unknown": self.unknown,
         }
 
@@ -396,7 +406,7 @@ class CpuFacts:
     """Python's function, with its place, around most of `of_launches`, named `host`, of `data` and of `other`
     in `idle_by_cause_us`."""
     blocked_in: str | None = None
-    """The call in which it is for most of `idle_by_cause_us.other`; several that allocate or load code."""
+    """The call in which it is for most of `GAPS_OF_IDLE`; several that allocate or load code."""
     blocked_once_us: float | None = None
     """The length of a single call that takes most of it."""
     launches_in: str | None = None
@@ -621,7 +631,7 @@ class TraceReport:
     """Between which each offset is: no message arrives before it was sent. `null`: no bound, as to one side
     where messages run one way only, and to both where nothing links the clocks.
 
-    Of ranks that share collectives both are the same: they all leave within microseconds.
+    Of ranks that share collectives on GPUs both are the same: they all leave within microseconds.
     """
     clock_drift_ppm: Mapping[str, float | None]
     """How much each clock gains on the lowest rank's, in µs per second; start times are corrected for it.

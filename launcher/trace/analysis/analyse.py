@@ -203,7 +203,9 @@ def _without_chosen_steps(digests: Sequence[Digest]) -> Sequence[Digest]:
 def _collectives_of(rank: int, digest: Digest) -> RankCollectives:
     numbers = {scope.position: scope.step for scope in digest.steps}
     steps = {at: number for at, number in numbers.items() if at is not None and number is not None}
-    return RankCollectives(rank, digest.base_ns, digest.collectives, steps, digest.world_size, digest.clock)
+    return RankCollectives(
+        rank, digest.base_ns, digest.collectives, steps, digest.world_size, digest.clock, digest.host
+    )
 
 
 def _doubts(ranked: Ranked, matched: Matched) -> Iterator[Finding]:

@@ -25,6 +25,7 @@ from gpurun.launcher.findings.finding import Finding, noticed, with_figures
 from gpurun.launcher.trace.analysis.collectives.local_collectives import (
     LocalCollective,
     clock_id,
+    host_name,
     local_collectives,
 )
 from gpurun.launcher.trace.analysis.critical_path import Tasks, task_window, tasks_of
@@ -79,7 +80,7 @@ from gpurun.launcher.trace.kineto.columns import Timed, Trace
 from gpurun.launcher.trace.kineto.read_trace import read_trace
 from gpurun.launcher.trace.kineto.trace_file import ReadLimits
 from gpurun.launcher.trace.kineto.writers import devices_not_read, kind_of_events, notes_on_events
-from gpurun.launcher.trace.model import RANK_KEY, CpuFacts, RankFacts, Table
+from gpurun.launcher.trace.model import GAPS_OF_IDLE, RANK_KEY, CpuFacts, RankFacts, Table
 from gpurun.launcher.units import listed
 
 
@@ -132,6 +133,10 @@ class Waits:
     """The CPU does something once."""
     blocking: Intervals = EMPTY
     """A thread that launches work is in a call of that API that takes long."""
+    allocating: Intervals = EMPTY
+    """Such a call allocates or frees memory."""
+    loading: Intervals = EMPTY
+    """Such a call loads code."""
     unrecorded: Intervals = EMPTY
     """Nothing is recorded of the CPU."""
 
@@ -207,8 +212,14 @@ class Idle:
     """The CPU did something once, and had launched nothing."""
     comm_wait: int
     data: int
+    allocating: int
+    """That call hadn't begun, and the CPU was in one that allocates or frees memory, for long."""
+    loading: int
+    """Likewise, in one that loads code."""
+    blocked: int
+    """Likewise, in another call."""
     other: int
-    """Work was launched but had not started: it waited for other work. Or the CPU waited in a call."""
+    """Work was launched but had not started: it waited for other work."""
     unknown: int
     """The launch of the work that came next isn't known."""
 
@@ -313,13 +324,19 @@ def idle_parts(idle: Intervals, waits: Waits, queue: DeviceQueue | None) -> dict
     rest = rest.subtract(comm)
     before, during, after, lost = (idle, EMPTY, EMPTY, EMPTY) if queue is None else queue.awaited(idle)
     one_off = rest.intersect(waits.one_off).intersect(before.join(during))
-    before = rest.intersect(before.subtract(waits.blocked(before)))
+    blocked = waits.blocked(before)
+    allocating = blocked.intersect(waits.allocating)
+    loading = blocked.intersect(waits.loading).subtract(allocating)
+    before = rest.intersect(before.subtract(blocked))
     unseen = before.intersect(waits.unrecorded).longer_than(LONG_GAP_NS)
     by_cause = {
         "host": before.subtract(unseen),
         "unrecorded": unseen,
         "launching": during,
         "latency": after,
+        "allocating": allocating,
+        "loading": loading,
+        "blocked": blocked.subtract(allocating).subtract(loading),
         "unknown": lost,
     }
     rest = rest.subtract(one_off)
@@ -484,6 +501,8 @@ class Digest:
     """Whether calls were left out of it after it was recorded."""
     clock: str | None = None
     """Equal for CPU traces whose times come from one clock; `None`: unknown, or those of GPUs."""
+    host: str | None = None
+    """The name of the computer that such a trace is from; `None`: unknown."""
     window: tuple[int, int] | None = None
     """If steps were selected: from the start of the first on the CPU to the end of the last one's work."""
     facts: RankFacts | None = None
@@ -567,6 +586,7 @@ def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = fr
         lost_events=_lost_events(trace),
         is_thinned=on_gpu and are_calls_left_out(trace),
         clock=None if on_gpu else clock_id(trace.header),
+        host=None if on_gpu else host_name(trace.header),
         window=None if chosen is None else _window(host, all_steps, kept),
         facts=_facts(trace),
         show=show,
@@ -624,7 +644,8 @@ def _cpu_facts(
     window = union(*np.array(spans).T)
     idle = picture.idle(window)
     of_launches = reduce(Intervals.join, (idle[cause] for cause in ("host", "launching", "latency")))
-    parts = {"host": of_launches, "data": idle["data"], "other": idle["other"]}
+    in_gaps = reduce(Intervals.join, (idle[cause] for cause in GAPS_OF_IDLE))
+    parts = {"host": of_launches, "data": idle["data"], "other": in_gaps}
     idle_once = {name: times.intersect(idle["one_off"]) for name, times in _once_by_name(trace, once)}
     remedies = tuple(name for name, shows in IN_USE.items() if any(map(shows.match, _all_names(trace))))
     functions = LoopFunctions.of(trace, work) if len(trace.functions) else None
@@ -754,11 +775,18 @@ class _GpuPicture:
             ops=trace.ops.covered,
             one_off=once.covered,
             blocking=self.blocking.covered.subtract(once.covered),
+            allocating=self._blocking_in(ALLOCATING_CALLS),
+            loading=self._blocking_in(LOADING_CALLS),
             unrecorded=_unrecorded(trace, once),
         )
         self.by_step = np.argsort(work.step, kind="stable")
         self.sorted_steps = work.step[self.by_step]
         self.everything = {number: self._everything(number) for number in self.devices.numbers}
+
+    def _blocking_in(self, pattern: re.Pattern[str]) -> Intervals:
+        """When a thread that launches work is for long in a call of this name."""
+        chosen = [i for i, name in enumerate(self.trace.launch_names) if pattern.match(name)]
+        return self.blocking.where(np.isin(self.blocking.name, chosen)).covered
 
     def _everything(self, device: int) -> tuple[Intervals, DeviceQueue]:
         """When the device was busy, with the work of whatever step; and all of that work."""

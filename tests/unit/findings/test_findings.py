@@ -69,6 +69,7 @@ FORMS = (
         "copying",
         "allocating",
         "loading",
+        "once",
         "inside",
         "late",
     ),

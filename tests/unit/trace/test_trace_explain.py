@@ -18,7 +18,7 @@ from gpurun.launcher.trace.explain import (
     mean_stretch,
     trace_causes,
 )
-from gpurun.launcher.trace.model import Saving
+from gpurun.launcher.trace.model import GAPS_OF_IDLE, Saving
 from tests.unit.trace.several_ranks.generated_job import RING, Job
 from tests.unit.trace.several_ranks.test_trace_groups import grouped
 from tests.unit.trace.trace_files import H100, REAL, Event, kernel, launch, rank_info, span, step, write
@@ -1126,15 +1126,15 @@ def test_damage_that_leaves_shares_alone_is_called_what_it_is(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("calls", "advice"),
+    ("calls", "cause", "advice"),
     [
-        (("cudaFree", "cudaMalloc"), "expandable_segments:True"),
-        (("cuModuleLoadData", "cuLibraryGetKernel"), "find out which code is loaded anew each time"),
-        (("cudaStreamSynchronize", "cudaStreamSynchronize"), "look for synchronisation"),
+        (("cudaFree", "cudaMalloc"), "allocating", "expandable_segments:True"),
+        (("cuModuleLoadData", "cuLibraryGetKernel"), "loading", "find out which code is loaded anew"),
+        (("cudaStreamSynchronize", "cudaStreamSynchronize"), "blocked", "look for synchronisation"),
     ],
 )
 def test_calls_that_allocate_or_load_code_in_each_step_have_their_own_advice(
-    tmp_path: Path, calls: tuple[str, str], advice: str
+    tmp_path: Path, calls: tuple[str, str], cause: str, advice: str
 ) -> None:
     """Of 3 ms between kernels, one takes 1.5 ms and the other 1.4 ms."""
     begins = range(0, 15_000, 5_000)
@@ -1142,15 +1142,20 @@ def test_calls_that_allocate_or_load_code_in_each_step_have_their_own_advice(
     for i, begin in enumerate(begins):
         events += [step(i, begin, 5_000), called(calls[0], begin + 1_020, begin + 2_520)]
         events.append(called(calls[1], begin + 2_530, begin + 3_930))
-    said = analyse_paths([write(tmp_path / "t.json", events)]).conclusion
+    report = analyse_paths([write(tmp_path / "t.json", events)])
+    said = report.conclusion
     assert f"in gaps in which the CPU is mostly in {' and '.join(dict.fromkeys(calls))}: " in said
     assert advice in said
+    idle = report.ranks[0].total.idle_by_cause_us
+    assert {name for name in GAPS_OF_IDLE if getattr(idle, name)} == {cause}
+    assert getattr(idle, cause) >= 3 * 2_900
 
 
 def test_a_single_call_that_takes_most_of_the_gaps_is_named_with_its_length(tmp_path: Path) -> None:
     events = [*launches_of([(0, 10), (5_000, 10)]), called("hipMemcpyWithStream", 200, 4_900)]
     report = analyse_paths([write(tmp_path / "t.json", events)])
-    assert "the CPU is mostly in hipMemcpyWithStream (a single call of 4.70 ms): " in report.conclusion
+    said = "the CPU is mostly in hipMemcpyWithStream (a single call of 4.70 ms): trace more steps, which show"
+    assert said in report.conclusion
     events = [*launches_of([(0, 10), (5_000, 10), (9_800, 10)])]
     events += [called("hipMemcpyWithStream", begin, begin + 4_600) for begin in (200, 5_200)]
     report = analyse_paths([write(tmp_path / "t.json", events)])

@@ -91,7 +91,8 @@ def test_json_has_the_fields_of_the_design(capture: Path) -> None:
     assert fields <= rank["total"].keys()
     assert fields | {"step", "idle_by_cause_us"} <= rank["steps"][0].keys()
     assert rank["steps"][0]["idle_by_cause_us"].keys() == {
-        *("host", "unrecorded", "launching", "latency", "one_off", "comm_wait", "data", "other", "unknown"),
+        *("host", "unrecorded", "launching", "latency", "one_off", "comm_wait", "data"),
+        *("allocating", "loading", "blocked", "other", "unknown"),
     }
     (each,) = content["collectives"]
     assert {"group", "seq", "kind", "bytes", "last_rank", "ranks"} <= each.keys()
@@ -319,6 +320,21 @@ def test_captures_of_as_many_calls_are_compared_as_they_are(tmp_path: Path) -> N
     assert changes["compute"] == (1990, 1990, 0)
     assert sum(change for _, _, change in changes.values()) == 2000
     assert "so ms in all of each rank's trace" in render_trace_diff(diff, 200)
+
+
+@pytest.mark.parametrize(("num_more", "per"), [(1, "capture"), (3, "second"), (20, "second")])
+def test_captures_of_nearly_as_many_calls_are_compared_as_they_are(
+    tmp_path: Path, num_more: int, per: str
+) -> None:
+    def record(name: str, num: int) -> TraceReport:
+        calls = [span("cpu_op", "aten::mm", 100 * i, 20) for i in range(num)]
+        work = [(launch(100 * i, 1, i + 1), kernel("gemm", 100 * i + 5, 50, i + 1)) for i in range(num)]
+        return analyse_paths([write(tmp_path / name, [*calls, *(each for pair in work for each in pair)])])
+
+    diff = diff_traces(record("a.json", 20), record("b.json", 20 + num_more))
+    assert diff.per == per
+    doubt = f"A calls 20 operators, B {20 + num_more}"
+    assert (doubt in diff.findings[0].text) == (per == "second")
 
 
 def test_thousands_are_separated_as_in_every_report() -> None:

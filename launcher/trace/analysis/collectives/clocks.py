@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,8 +32,8 @@ class Clocks:
     """± ns to those that link them, of ranks that only messages link with the lowest rank; `None` where they
     run one way only."""
     between: Mapping[int, Shift]
-    """Between which each offset is; of ranks that collectives link with the lowest rank one value, if their
-    drift is known."""
+    """Between which each offset is; of ranks that collectives on GPUs link with the lowest rank one value, if
+    their drift is known."""
     unlinked: tuple[tuple[int, ...], ...]
     """Ranks that nothing links with the lowest rank, by what links them; their clocks are as recorded."""
     rates: Mapping[int, float | None] = field(default_factory=dict)
@@ -130,9 +131,10 @@ def clock_offsets(
 ) -> Clocks:
     """The clocks of all ranks.
 
-    All ranks leave a synchronising collective at the same moment, within microseconds: the median difference
-    of their ends is that of their clocks. Ranks that share no collective are linked by messages: none arrives
-    before it was sent. Messages in both directions bound the difference from both sides.
+    All ranks leave a synchronising collective at the same moment, on GPUs within microseconds: the median
+    difference of their ends is that of their clocks. On CPUs, a thread sees the end when it gets a core, and
+    the difference is only bounded: none leaves before all have come. Ranks that share no collective are
+    linked by messages: none arrives before it was sent. Messages in both directions bound it from both sides.
 
     Args:
         collectives: the parts of each collective.
@@ -140,9 +142,10 @@ def clock_offsets(
         ranks: all ranks.
     """
     parts = _islands(_edges(collectives), ranks)
-    offsets, slack = dict(parts[0]), dict[int, int | None]()
-    between: dict[int, Shift] = {rank: (own, own) for rank, own in offsets.items()}
-    left = list(parts[1:])
+    linked = {rank: link for part in parts for rank, link in part.items()}
+    left = [{rank: link.ahead_ns for rank, link in part.items()} for part in parts]
+    offsets, slack = left.pop(0), dict[int, int | None]()
+    between: dict[int, Shift] = {rank: (linked[rank].least_ns, linked[rank].most_ns) for rank in offsets}
     while left:
         shifts = [_shift(offsets, offsets, each, messages) for each in left]
         best = min(range(len(left)), key=lambda i: _uncertainty(shifts[i]))
@@ -153,7 +156,7 @@ def clock_offsets(
         bounds = _around(ahead_ns, _shift(*_ends(between), island, messages))
         offsets |= {rank: own + ahead_ns for rank, own in island.items()}
         slack |= dict.fromkeys(island, known_ns)
-        between |= {rank: _moved(bounds, own) for rank, own in island.items()}
+        between |= {rank: _wider(bounds, (linked[rank].least_ns, linked[rank].most_ns)) for rank in island}
     for island in left:
         offsets |= island
         between |= dict.fromkeys(island, (None, None))
@@ -174,57 +177,72 @@ def _around(ahead_ns: int, shift: Shift) -> Shift:
     return min(least, most, ahead_ns), max(least, most, ahead_ns)
 
 
-def _moved(shift: Shift, by_ns: int) -> Shift:
-    return _wider(shift, (by_ns, by_ns))
-
-
 def _wider(shift: Shift, doubt: tuple[int, int]) -> Shift:
     (least, most), (less, more) = shift, doubt
     return None if least is None else least + less, None if most is None else most + more
 
 
-def _edges(collectives: Sequence[Sequence[RankPart]]) -> dict[int, dict[int, int]]:
+class Link(NamedTuple):
+    """How far a clock is ahead of another one, and between what."""
+
+    ahead_ns: int
+    least_ns: int
+    most_ns: int
+
+    def back(self) -> Link:
+        """How far the other one is ahead of it."""
+        return Link(-self.ahead_ns, -self.most_ns, -self.least_ns)
+
+    def after(self, link: Link) -> Link:
+        """How far it is ahead of the clock that the other one is this far ahead of."""
+        return Link(*(own + other for own, other in zip(self, link, strict=True)))
+
+
+def _edges(collectives: Sequence[Sequence[RankPart]]) -> dict[int, dict[int, Link]]:
     """Median difference of two ranks' clocks.
 
     Kinds whose size must agree are more reliable; others count only between ranks that share none of those.
     """
-    sized, other = _differences(collectives, True), _differences(collectives, False)
-    edges: dict[int, dict[int, int]] = defaultdict(dict)
-    for pair, differences in (other | sized).items():
-        median = int(np.median(np.array(differences, dtype=np.int64)))
-        edges[pair[0]][pair[1]], edges[pair[1]][pair[0]] = median, -median
+    sized, other = (
+        _pairs(parts for parts in collectives if (parts[0].local.kind in SAME_SIZE) == is_sized)
+        for is_sized in (True, False)
+    )
+    edges: dict[int, dict[int, Link]] = defaultdict(dict)
+    for (mine, their), pairs in (other | sized).items():
+        link = _link(pairs)
+        edges[mine][their], edges[their][mine] = link, link.back()
     return edges
 
 
-def _differences(groups: Sequence[Sequence[RankPart]], same_size: bool) -> dict[tuple[int, int], list[int]]:
-    """End on the other rank less end on the first, for the first rank of each collective and each other."""
-    found: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for parts in groups:
-        kind = parts[0].local.kind
-        if kind in SYNCHRONISING and (kind in SAME_SIZE) == same_size:
-            for part in parts[1:]:
-                found[parts[0].rank, part.rank].append(part.end_ns - parts[0].end_ns)
-    return found
+def _link(pairs: Sequence[tuple[RankPart, RankPart]]) -> Link:
+    """How far the clock of the second rank is ahead of the first one's."""
+    ends = np.array([part.end_ns - first.end_ns for first, part in pairs], dtype=np.int64)
+    median = int(np.median(ends))
+    if all(part.local.on_gpu for pair in pairs for part in pair):
+        return Link(median, median, median)
+    least = max(part.start_ns - first.end_ns for first, part in pairs)
+    most = min(part.end_ns - first.start_ns for first, part in pairs)
+    return Link(median, min(least, most, median), max(least, most, median))
 
 
-def _islands(edges: Mapping[int, Mapping[int, int]], ranks: Sequence[int]) -> list[dict[int, int]]:
+def _islands(edges: Mapping[int, Mapping[int, Link]], ranks: Sequence[int]) -> list[dict[int, Link]]:
     """The ranks that collectives link, each with how far its clock is ahead of the first one's."""
-    found: list[dict[int, int]] = []
+    found: list[dict[int, Link]] = []
     for rank in sorted(ranks):
         if not any(rank in island for island in found):
             found.append(_reached(rank, edges))
     return found
 
 
-def _reached(start: int, edges: Mapping[int, Mapping[int, int]]) -> dict[int, int]:
-    offsets, todo = {start: 0}, [start]
+def _reached(start: int, edges: Mapping[int, Mapping[int, Link]]) -> dict[int, Link]:
+    found, todo = {start: Link(0, 0, 0)}, [start]
     while todo:
         rank = todo.pop(0)
-        for other, difference in edges.get(rank, {}).items():
-            if other not in offsets:
-                offsets[other] = offsets[rank] + difference
+        for other, link in edges.get(rank, {}).items():
+            if other not in found:
+                found[other] = link.after(found[rank])
                 todo.append(other)
-    return offsets
+    return found
 
 
 def _shift(
@@ -347,7 +365,7 @@ def bounds_of_rates(
 
 
 def _pairs(
-    collectives: Sequence[Sequence[RankPart]],
+    collectives: Iterable[Sequence[RankPart]],
 ) -> dict[tuple[int, int], list[tuple[RankPart, RankPart]]]:
     found: defaultdict[tuple[int, int], list[tuple[RankPart, RankPart]]] = defaultdict(list)
     for parts in collectives:
@@ -364,9 +382,12 @@ def contradict(collectives: Sequence[Sequence[RankPart]]) -> bool:
 
 
 def rate_bounds(pairs: Sequence[tuple[RankPart, RankPart]]) -> Bounds | None:
-    """The least and the largest rate that collectives of two ranks allow; `None` if too few do."""
+    """The least and the largest rate that collectives of two ranks allow; `None` if that is any rate."""
     bounds = _rate_bounds(pairs)
-    return bounds if bounds is not None and bounds[0] <= bounds[1] else None
+    if bounds is None or bounds[0] > bounds[1]:
+        return None
+    least, most = max(bounds[0], -MAX_RATE), min(bounds[1], MAX_RATE)
+    return None if least > most or most - least == 2 * MAX_RATE else (least, most)
 
 
 def _rate_bounds(pairs: Sequence[tuple[RankPart, RankPart]]) -> Bounds | None:

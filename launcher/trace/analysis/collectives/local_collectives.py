@@ -54,6 +54,12 @@ def clock_id(header: Mapping[str, Any]) -> str | None:
     return clock if isinstance(clock, str) and clock else None
 
 
+def host_name(header: Mapping[str, Any]) -> str | None:
+    """The computer that a trace is from; `None` if its header doesn't say.  Source: Kineto's `host_name`"""
+    name = header.get("host_name")
+    return name if isinstance(name, str) and name and not name.startswith("localhost") else None
+
+
 def records_of_ranges(
     ranges: Sequence[HostRange], calls: Sequence[CallRecord], base_ns: int
 ) -> list[CallRecord | None]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gpurun.launcher.grouping import grouped
 from gpurun.launcher.trace.analysis.collectives.clocks import (
     Bounds,
     Clocks,
@@ -25,6 +26,7 @@ from gpurun.launcher.trace.analysis.collectives.clocks import (
     steady,
 )
 from gpurun.launcher.trace.analysis.collectives.local_collectives import (
+    CLOCK_NS,
     UNNAMED,
     LocalCollective,
     RankPart,
@@ -284,6 +286,8 @@ class RankCollectives:
     world_size: int | None
     clock: str | None = None
     """Equal for ranks whose times come from the same clock; `None`: unknown."""
+    host: str | None = None
+    """The name of the computer, whose clock it is if no other one has that name; `None`: unknown."""
 
 
 @dataclass(frozen=True)
@@ -484,14 +488,35 @@ def _place_in(whole: Sequence[RankPart], parts: Sequence[RankPart]) -> int:
 
 def _aligned(ranks: Sequence[RankCollectives], doubtful: Set[object]) -> tuple[_Sorted, Clocks]:
     """All parts, those of doubtful groups apart, and the clocks that the others show."""
-    owners = clock_owners({rank.rank: rank.clock for rank in ranks})
     found = _without(doubtful, _sorted(ranks, {}))
+    owners = clock_owners({rank.rank: rank.clock for rank in ranks})
+    named = clock_owners({rank.rank: rank.clock or rank.host for rank in ranks})
+    if named != owners and _can_have_one_clock(named, found):
+        owners = named
     rates, bounds = _drift(found, owners)
     if any(rates.values()):
         found = _without(doubtful, _sorted(ranks, {rank: rates[own] for rank, own in owners.items()}))
     links = _links(found, owners)
     clocks = replace(clock_offsets(*links, sorted(rates)), bounds=bounds)
     return found, clocks.with_drift(rates, links[0]).of_all(owners)
+
+
+def _can_have_one_clock(owners: Mapping[int, int], found: _Sorted) -> bool:
+    """Whether, with these clocks, none leaves a collective before all have come, or gets what isn't sent."""
+    meetings = [
+        same
+        for parts in found.collectives.values()
+        if parts[0].local.kind in SYNCHRONISING
+        for same in grouped(parts, lambda part: owners[part.rank]).values()
+    ]
+    together = all(
+        max(part.start_ns for part in same) <= min(part.end_ns for part in same) + CLOCK_NS
+        for same in meetings
+    )
+    return together and all(
+        owners[sent.rank] != owners[got.rank] or sent.start_ns <= got.end_ns + CLOCK_NS
+        for sent, got in _pairs(found)
+    )
 
 
 def _without(doubtful: Set[object], found: _Sorted) -> _Sorted:

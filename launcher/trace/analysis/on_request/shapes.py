@@ -512,6 +512,7 @@ _FORMULAS: Mapping[str, Formula] = {
     "aten::addmm": _product(1),
     "aten::baddbmm": _product(1),
     "aten::addmm_": _product(1),
+    "aten::baddbmm_": _product(1),
     "aten::_addmm_activation": _product(1),
     "aten::mv": _matrix_vector,
     "aten::linear": _linear,

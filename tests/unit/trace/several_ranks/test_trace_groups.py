@@ -683,9 +683,17 @@ LATE: dict[str, tuple[str, list[tuple[float, float]], list[float], float]] = {
 }
 
 
+@pytest.mark.parametrize(
+    "clock", [{"gpurunClock": "the same boot"}, {"host_name": "node1"}], ids=["boot", "host"]
+)
 @pytest.mark.parametrize(("kind", "spans", "waits", "transfer"), LATE.values(), ids=LATE)
 def test_on_one_clock_no_rank_waits_after_the_last_has_come(
-    tmp_path: Path, kind: str, spans: list[tuple[float, float]], waits: list[float], transfer: float
+    tmp_path: Path,
+    kind: str,
+    spans: list[tuple[float, float]],
+    waits: list[float],
+    transfer: float,
+    clock: dict[str, str],
 ) -> None:
     """Threads that wait for a core see the end late; that moves neither clocks nor waits."""
     for rank, (start, end) in enumerate(spans):
@@ -694,7 +702,7 @@ def test_on_one_clock_no_rank_waits_after_the_last_has_come(
             span("cpu_op", "aten::mm", 0, 1),
             span("user_annotation", f"gloo:{kind}", start, end - start, "gloo"),
         ]
-        write(tmp_path / f"{rank}.json", events, **rank_info(rank, 3), gpurunClock="the same boot")
+        write(tmp_path / f"{rank}.json", events, **rank_info(rank, 3), **clock)
     report = analyse_paths([tmp_path], show=frozenset({"collectives"}))
     assert set(report.clock_offsets_us.values()) == {0}
     (found,) = report.collectives
@@ -711,6 +719,36 @@ def test_on_one_clock_no_rank_waits_after_the_last_has_come(
         assert mine.exposed_wait_us == max(wait - hidden, 0)
         assert mine.exposed_wait_us + mine.exposed_transfer_us == end - start - hidden
     assert sum(row.wait_caused_us for row in report.stragglers) == sum(waits)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ahead_us", "offset_us", "bounds_us"),
+    [
+        (("node1", "node1"), 0, 0, (0, 0)),
+        (("node1", "node2"), 0, -7, (-20, 43)),
+        (("localhost", "localhost"), 0, -7, (-20, 43)),
+        (("node1", "node1"), 5_000, 4_993, (4_980, 5_043)),
+    ],
+    ids=["one host", "two hosts", "a name of any host", "two hosts of one name"],
+)
+def test_on_cpus_ends_bound_how_far_clocks_are_apart(
+    tmp_path: Path,
+    hosts: tuple[str, str],
+    ahead_us: float,
+    offset_us: float,
+    bounds_us: tuple[float, float],
+) -> None:
+    """Threads see the end when they get a core: the one of rank 1 does so sooner."""
+    spans = ((10, 60), (40 + ahead_us, 53 + ahead_us))
+    for rank, (start, end) in enumerate(spans):
+        events = [
+            step(1, rank * ahead_us, 100),
+            span("user_annotation", "gloo:all_reduce", start, end - start, "gloo"),
+        ]
+        write(tmp_path / f"{rank}.json", events, **rank_info(rank, 2), host_name=hosts[rank])
+    report = analyse_paths([tmp_path])
+    assert report.clock_offsets_us["1"] == offset_us
+    assert report.clock_offset_bounds_us["1"] == bounds_us
 
 
 def test_a_step_owns_what_it_launched_wherever_that_ran(tmp_path: Path) -> None:
