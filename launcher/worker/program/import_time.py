@@ -37,15 +37,21 @@ TORCH = "torch"
 
 @dataclass(eq=False)
 class HiddenPackages(MetaPathFinder, Loader):
-    """Packages as they are before their import, all of them until the program imports one."""
+    """Packages as they are before their import, until the program imports one or one that needs them."""
 
     packages: Collection[str]
-    on_import: Callable[[], object] = lambda: None
+    on_import: Callable[[str], object] = lambda package: None
     """Called then, before the program has it."""
+    needed_by: Callable[[str], Collection[str]] | None = None
+    """What is shown with a package; `None`: all."""
     are_valid: Callable[[], bool] = lambda: True
     """Whether the program is to have what is hidden, and not to import it itself."""
-    on_show: Callable[[], object] = lambda: None
-    """Called once they are no longer hidden."""
+    held: Collection[str] = ()
+    """Packages that can't be imported again, since what is shown before them has them."""
+    on_show: Callable[[Collection[str]], object] = lambda modules: None
+    """Called once these modules are no longer hidden."""
+    on_forget: Callable[[str, Collection[str]], object] = lambda package, modules: None
+    """Called when the program is to import a package itself, and all of these modules."""
     _hidden: dict[str, ModuleType] = field(default_factory=dict)
     """The modules, by their names."""
     _specs: dict[str, ModuleSpec | None] = field(default_factory=dict)
@@ -57,25 +63,30 @@ class HiddenPackages(MetaPathFinder, Loader):
                 self._hidden[name] = sys.modules.pop(name, module)
         sys.meta_path.insert(0, self)
 
-    def show(self) -> None:
-        """Undoes that; does nothing the second time."""
-        sys.modules.update(self._hidden)
-        self.forget()
-        self.on_show()
+    def show(self, packages: Collection[str] | None = None) -> None:
+        """Undoes that, for all or for some of them; does nothing the second time."""
+        shown = [name for name in self._hidden if packages is None or top_of(name) in packages]
+        sys.modules.update({name: self._hidden.pop(name) for name in shown})
+        self._end_if_empty()
+        self.on_show(shown)
 
-    def forget(self) -> None:
-        """Leaves it to the program to import them."""
-        self._hidden = {}
-        if self in sys.meta_path:
+    def forget(self, package: str) -> None:
+        """Leaves it to the program, which imports this package, to import them, as far as it can."""
+        kept = {name: module for name, module in self._hidden.items() if top_of(name) in self.held}
+        forgotten, self._hidden = self._hidden.keys() - kept.keys(), kept
+        self._end_if_empty()
+        self.on_forget(package, forgotten)
+
+    def _end_if_empty(self) -> None:
+        if not self._hidden and self in sys.meta_path:
             sys.meta_path.remove(self)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Finds a package; not every caller imports it, some only ask whether there is one."""
+        if name in self.packages and not self.are_valid():
+            self.forget(name)
         hidden = self._hidden.get(name) if name in self.packages else None
         if hidden is None or (found := hidden.__spec__) is None:
-            return None
-        if not self.are_valid():
-            self.forget()
             return None
         spec = ModuleSpec(name, self, origin=found.origin)
         spec.submodule_search_locations = found.submodule_search_locations
@@ -84,7 +95,7 @@ class HiddenPackages(MetaPathFinder, Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """The package as it is."""
-        self.on_import()
+        self.on_import(spec.name)
         module = self._hidden[spec.name]
         self._specs[spec.name] = module.__spec__  # importlib replaces it
         return module
@@ -92,7 +103,7 @@ class HiddenPackages(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Nothing is left to do but what importlib expects."""
         module.__spec__ = self._specs.pop(module.__name__)
-        self.show()
+        self.show(self.needed_by(module.__name__) if self.needed_by else None)
 
 
 OWN_MODULES = frozenset(
@@ -163,6 +174,12 @@ class HiddenLoggers(dict[str, Any]):
         """Lists these loggers from now on."""
         self._hidden = {name for name in self._hidden if not is_meant(name)}
         logging.root.manager._clear_cache()  # type: ignore[attr-defined]
+
+    def drop(self, is_meant: Callable[[str], bool]) -> None:
+        """Forgets these loggers, whose handlers the program's own import adds again."""
+        for name in [name for name in self._hidden if is_meant(name)]:
+            self._hidden.remove(name)
+            del self[name]
 
     def __contains__(self, name: object) -> bool:
         if name in self._hidden:
@@ -261,9 +278,9 @@ class Beginning:
     """What it is remembered by, in that directory."""
     stdin_at: int = field(default_factory=lambda: position_of(0))
 
-    def is_unchanged(self) -> bool:
-        """Whether the environment is as it was."""
-        return dict(os.environ) == self.env
+    def is_unchanged(self, but_for: Mapping[str, str]) -> bool:
+        """Whether the environment is as it was, with these variables."""
+        return dict(os.environ) == {**self.env, **but_for}
 
     @property
     def remembered_by(self) -> str:

@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -49,7 +49,7 @@ from gpurun.launcher.worker.accelerators.runtime import runtime_of, used_runtime
 from gpurun.launcher.worker.base.blas import set_blas_threads, wanted_threads
 from gpurun.launcher.worker.base.exit import finish, print_to_log
 from gpurun.launcher.worker.base.failure import record_failure
-from gpurun.launcher.worker.base.preload import IMPORTED_WITH, PRELOADED, WITH_TORCH
+from gpurun.launcher.worker.base.preload import IMPORTED_WITH, IMPORTS_HERE, PRELOADED, WITH_TORCH
 from gpurun.launcher.worker.base.process_group import await_port, stay_on_this_machine
 from gpurun.launcher.worker.base.seeding import replaced, seed
 from gpurun.launcher.worker.meters.cpu_time import NoiseMeter
@@ -416,13 +416,8 @@ class ProgramRank:
     def execute(self) -> int:
         """Runs the program to its end, whatever that is; the exit code."""
         beginning = self.beginning
-        torch_alone, others = HiddenPackages({TORCH}), HiddenPackages(PRELOADED)
-        own, loggers = OwnModules(own_modules(self.config) - PRELOADED), HiddenLoggers()
-        torch_alone.on_show = lambda: loggers.reveal(lambda name: top_of(name) not in PRELOADED)
-        others.on_show = lambda: loggers.reveal(lambda name: top_of(name) in PRELOADED)
-        if beginning is not None:
-            torch_alone.on_import = functools.partial(beginning.begin_anew_if_changed, torch.__file__)
-            others.are_valid = beginning.is_unchanged
+        torch_alone, others = self.hidden_packages()
+        own = OwnModules(own_modules(self.config) - PRELOADED)
         before = {name for name in sys.modules if top_of(name) not in PRELOADED}
         torch_alone.hide()
         others.hide()
@@ -437,6 +432,35 @@ class ProgramRank:
         if code == 0 and self.rank == 0 and self.config.script is not None and beginning is not None:
             remember(beginning.remembered_by, imported, beginning.env)
         return code
+
+    def hidden_packages(self) -> tuple[HiddenPackages, HiddenPackages]:
+        """torch, and the packages that were imported early, each of which brings along what it needs."""
+        beginning, loggers = self.beginning, HiddenLoggers()
+        torch_alone, others = HiddenPackages({TORCH}), HiddenPackages(PRELOADED)
+        torch_alone.on_show = lambda _: loggers.reveal(lambda name: top_of(name) not in PRELOADED)
+        others.on_show = lambda shown: loggers.reveal(lambda name: top_of(name) in {*map(top_of, shown)})
+        others.held = {*map(top_of, IMPORTS_HERE.needed_by_torch(IMPORTS_HERE.needs))}
+        others.needed_by = lambda package: {*map(top_of, IMPORTS_HERE.needed_by([package]))}
+        set_again = dict[str, str]()
+
+        def import_again(package: str) -> None:
+            needed = IMPORTS_HERE.needed_by([package])
+            if TORCH in needed and torch_alone in sys.meta_path:
+                torch_alone.on_import(TORCH)
+                torch_alone.show()
+            set_again.update(IMPORTS_HERE.leave_again(needed))
+
+        def forget(package: str, modules: Collection[str]) -> None:
+            loggers.drop(lambda name: top_of(name) in {*map(top_of, modules)})
+            of_torch = IMPORTS_HERE.needed_by_torch(IMPORTS_HERE.needed_by([package]))
+            others.show({*map(top_of, of_torch)})
+            set_again.update(IMPORTS_HERE.leave_again(of_torch))
+
+        others.on_import, others.on_forget = import_again, forget
+        if beginning is not None:
+            torch_alone.on_import = lambda _: beginning.begin_anew_if_changed(torch.__file__)
+            others.are_valid = lambda: beginning.is_unchanged(set_again)
+        return torch_alone, others
 
     def run_program(self) -> int:
         """Runs the program as Python does; the exit code."""
