@@ -532,11 +532,7 @@ def digest_file(path: Path, steps: slice | None, show: Set[Table], room: ReadLim
 
 
 def digest(trace: Trace, path: Path, chosen: slice | None, show: Set[Table] = frozenset()) -> Digest:
-    """Analyses one trace; see `digest_file`.
-
-    Raises:
-        TraceError: it has nothing to analyse.
-    """
+    """Analyses one trace; arguments and errors are those of `digest_file`."""
     _refuse_empty(trace, path)
     host = host_steps(trace)
     work = launched(trace, host)

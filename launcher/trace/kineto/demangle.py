@@ -6,7 +6,7 @@ Source: the Itanium C++ ABI, section 5.1; written as `abi::__cxa_demangle` of li
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
@@ -27,6 +27,7 @@ BUILTIN = {
     "Ds": "char16_t", "Du": "char8_t", "Da": "auto", "Dc": "decltype(auto)", "Dn": "decltype(nullptr)",
     "DF16b": "std::bfloat16_t", "DF16_": "_Float16", "DF32_": "_Float32", "DF64_": "_Float64",
 }  # fmt: skip
+BUILTIN_CODES = tuple(sorted(BUILTIN, key=len, reverse=True))
 SUFFIXES = {"i": "", "j": "u", "l": "l", "m": "ul", "x": "ll", "y": "ull"}
 """Of literals, by their type."""
 STANDARD = {
@@ -187,12 +188,6 @@ class _Reader:
             raise UnknownNameError
         self.place = found.end()
         return int(found[0])
-
-    def until(self, end: str, read: Callable[[], CppType]) -> list[CppType]:
-        found = list[CppType]()
-        while not self.take(end):
-            found.append(read())
-        return found
 
     def encoding(self, shows_result: bool = True) -> str:
         """A function with its parameters, or an object."""
@@ -393,7 +388,10 @@ class _Reader:
             self.arguments = found
         while not self.take("E"):
             if self.take("J"):
-                found.append(self.until("E", self.template_argument))
+                pack = list[CppType]()
+                while not self.take("E"):
+                    pack.append(self.template_argument())
+                found.append(pack)
             else:
                 found.append(self.template_argument())
         texts = [str(each) for some in found for each in (some if isinstance(some, list) else [some])]
@@ -443,7 +441,7 @@ class _Reader:
             self.depth -= 1
 
     def any_type(self) -> CppType:
-        if builtin := self.take(*sorted(BUILTIN, key=len, reverse=True)):
+        if builtin := self.take(*BUILTIN_CODES):
             return CppType(BUILTIN[builtin])
         if self.take("Dp"):
             return self.expansion()

@@ -438,10 +438,13 @@ class ProgramRank:
         beginning, loggers = self.beginning, HiddenLoggers()
         torch_alone, others = HiddenPackages({TORCH}), HiddenPackages(PRELOADED)
         torch_alone.on_show = lambda _: loggers.reveal(lambda name: top_of(name) not in PRELOADED)
-        others.on_show = lambda shown: loggers.reveal(lambda name: top_of(name) in {*map(top_of, shown)})
         others.held = {*map(top_of, IMPORTS_HERE.needed_by_torch(IMPORTS_HERE.needs))}
         others.needed_by = lambda package: {*map(top_of, IMPORTS_HERE.needed_by([package]))}
         set_again = dict[str, str]()
+
+        def reveal_loggers(modules: Collection[str]) -> None:
+            packages = {*map(top_of, modules)}
+            loggers.reveal(lambda name: top_of(name) in packages)
 
         def import_again(package: str) -> None:
             needed = IMPORTS_HERE.needed_by([package])
@@ -451,12 +454,13 @@ class ProgramRank:
             set_again.update(IMPORTS_HERE.leave_again(needed))
 
         def forget(package: str, modules: Collection[str]) -> None:
-            loggers.drop(lambda name: top_of(name) in {*map(top_of, modules)})
+            packages = {*map(top_of, modules)}
+            loggers.drop(lambda name: top_of(name) in packages)
             of_torch = IMPORTS_HERE.needed_by_torch(IMPORTS_HERE.needed_by([package]))
             others.show({*map(top_of, of_torch)})
             set_again.update(IMPORTS_HERE.leave_again(of_torch))
 
-        others.on_import, others.on_forget = import_again, forget
+        others.on_show, others.on_import, others.on_forget = reveal_loggers, import_again, forget
         if beginning is not None:
             torch_alone.on_import = lambda _: beginning.begin_anew_if_changed(torch.__file__)
             others.are_valid = lambda: beginning.is_unchanged(set_again)
