@@ -91,8 +91,8 @@ from gpurun.launcher.units import format_number, listed, plural
 BUDGET_S = 900.0
 TRACED, AFTER_TRACE = 3, 10
 """Steps of the first launches that are traced, and those after them."""
-LEAST_STEPS, MOST_STEPS, TIMED_S = 15, 400, 1.5
-"""Steps of a later launch, as many as take so long."""
+LEAST_STEPS, MOST_STEPS, TIMED_S = 20, 400, 1.5
+"""Steps of a later launch, as many as take so long, in tens: rounds and turns are whole then."""
 MOST_LAUNCHES = 20
 """Launches of each set that are compared in the end: their number isn't chosen by what they show."""
 MOST_FIRST = 2
@@ -444,7 +444,7 @@ def notes_on(first: Stage) -> list[str]:
 def steps_of_launch(original: VariantResult) -> int:
     """The steps of a later launch."""
     step_ms = original.step_ms.estimate if original.step_ms else 1.0
-    return min(MOST_STEPS, max(LEAST_STEPS, 5 + math.ceil(1000 * TIMED_S / step_ms)))
+    return min(MOST_STEPS, max(LEAST_STEPS, 10 * math.ceil(0.5 + 100 * TIMED_S / step_ms)))
 
 
 def seconds_of_launch(first: Stage, more_steps: int) -> float:

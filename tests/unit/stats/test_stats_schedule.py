@@ -121,6 +121,8 @@ def test_rounds_have_orders_of_their_own_and_every_variant_comes_first_as_often(
         ([150, 140, 130, 120, 110, 105, 104, 103, 102, 101], 10, False),
         ([80, 120, 100, 90, 110, 85, 125, 105, 95, 115], 10, True),
         ([100, 100, 100, 100, 5000, 110, 110, 110, 110, 110], 10, False),
+        ([55, 200] * 5, 10, True),  # the steps of two DataLoader workers take turns
+        ([80, 80, 80, 200] * 3, 10, True),
     ],
 )
 def test_steady(steps: list[int], minimum: int, steady: bool) -> None:
@@ -132,6 +134,7 @@ def test_noise_alone_is_steady_most_of_the_time() -> None:
     for window in (WINDOW_STEPS, NEXT_WINDOW_STEPS):
         warmups = rng.normal(1e6, 1e5, (1000, 2 * window)).astype(int)
         assert np.mean([is_steady(steps.tolist(), 0, window) for steps in warmups]) > 0.85
+        assert is_steady([55, 200] * window, 0, window)
 
 
 def test_a_block_lasts_at_least_as_long_as_wanted() -> None:
