@@ -195,7 +195,8 @@ def _check_room(batch: int, minima: Sequence[int], caps: Sequence[int]) -> None:
             raise SpecError(f"device {device} can hold {most} samples, but must get {least}")
     if sum(caps) < batch:
         raise SpecError(
-            f"the devices can hold {' + '.join(map(str, caps))} = {plural(sum(caps), 'sample')}, not {batch}"
+            f"the devices can hold {' + '.join(map(str, caps))} = {plural(sum(caps), 'sample')}, "
+            f"not {batch}: set `global_batch: {sum(caps)}` or less"
         )
 
 

@@ -1,7 +1,6 @@
 """`gpurun JOB.yaml` from the job file to the comparison."""
 
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpurun.launcher.compare.label import variant_label
-from gpurun.launcher.compare.model import Comparison, VariantResult
+from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.errors import GpurunError, Interrupted, NodesError, ParamsError, SpecError, VariantError
 from gpurun.launcher.failures.reporter import Reporter
 from gpurun.launcher.findings.run_cases import UNUSED_BUDGET
@@ -364,8 +363,11 @@ class ProgressTracker:
         return self.estimate_s - elapsed_s if elapsed_s < self.estimate_s else None
 
 
-_HELD = re.compile(r"the devices can hold .*= (?P<samples>\d+) samples?, not")
-"""Words of `balance.py`."""
+SMALLER = "set a smaller `global_batch`, or divide it into micro-batches: `accumulate`"
+SMALLER_PROGRAM = (
+    "give each process of the program a smaller batch, or start fewer of them with `devices`; the program's "
+    "own options follow `--`, in a job they are `args`"
+)
 
 
 def outcome_error(comparison: Comparison, mistake: ParamsError | None = None) -> GpurunError | None:
@@ -386,21 +388,8 @@ def outcome_error(comparison: Comparison, mistake: ParamsError | None = None) ->
         return VariantError(f"{len(lost)} of {plural(len(variants), 'variant')} failed: {', '.join(lost)}")
     too_large = [v.id for v in variants if v.status == "oom"]
     if too_large and not any(v.status in MEASURED for v in variants):
-        hint = _what_fits(variants)
+        hint = SMALLER_PROGRAM if variants[0].kind.runs_program else SMALLER
         return VariantError(
             f"no variant could be measured; out of memory: {', '.join(too_large)}\n    {hint}"
         )
     return None
-
-
-def _what_fits(variants: Sequence[VariantResult]) -> str:
-    """The batch that the devices were found to hold; without one, to use a smaller batch."""
-    held = [int(found["samples"]) for variant in variants if (found := _HELD.search(variant.reason or ""))]
-    if variants[0].kind.runs_program:
-        return (
-            "give each process of the program a smaller batch, or start fewer of them with `devices`; "
-            "the program's own options follow `--`, in a job they are `args`"
-        )
-    if not held:
-        return "set a smaller `global_batch`, or divide it into micro-batches: `accumulate`"
-    return f"the devices can hold {min(held)} samples: set `global_batch: {min(held)}` or less"
