@@ -56,7 +56,10 @@ def run_on_nodes(pools: WorkerPools, job: Job, flags: NodeFlags) -> Finished | N
         while True:
             begun = leader.num_nodes
             try:
-                with joined(job.spec, job.job_dir, flags, machine, say_on_stderr, begun) as here:
+                with joined(
+                    *(job.spec, job.job_dir, flags, machine, say_on_stderr, begun),
+                    has_own_args=job.output.streams.as_torchrun,
+                ) as here:
                     if here.rank != 0:
                         other.follow(here, kept)
                         return None
@@ -258,7 +261,7 @@ class OtherNode:
         self.pools.keep_only([(env, "") for env in run.envs])
         places = places_of(run, scratch, self.job.job_dir)
         relay = self.job.output.relay(progress.say, self.job.spec.logs.keep_bytes)
-        follower = Follower(here.link, self.pools, places, progress.say, relay)
+        follower = Follower(here.link, self.pools, places, progress.say, relay, self.job.spec.args)
         follower.streams, follower.shown = self.job.output.streams.of, self.job.output.streams.shown
         follower.goes_on_from(self.follower)
         self.follower = follower

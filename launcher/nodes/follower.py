@@ -95,6 +95,8 @@ class Follower:
     say: Callable[[str], None]
     relay: Relay | None = None
     """Shows the output of this node's ranks; `None`: it is not shown."""
+    args: tuple[str, ...] = ()
+    """The program's arguments in this node's own line of torchrun."""
     streams: Callable[[Mapping[str, str], str], Mapping[str, str]] = lambda *_: {}
     """The fields of a program's rank's request that are this node's own, by its environment and log."""
     shown: Callable[[Sequence[StartRequest]], Sequence[LogTail]] = lambda _: ()
@@ -172,6 +174,8 @@ class Follower:
         self.failure, self.steps, self.traces = None, (), frozenset()
         config = msgspec.json.decode(message.config, type=dict[str, Any])
         own = config | {"run_dir": str(self.places.run), "job_dir": str(self.places.job_dir)}
+        if self.relay is not None and self.relay.as_torchrun:
+            own["args"] = self.args
         write_json(self.places.launch_config(self.name), own)
         requests = [self.translated(request, ENTRIES[message.kind]) for request in message.requests]
         self.ranks = frozenset(request.rank for request in requests)

@@ -62,9 +62,16 @@ class Joined:
     """The nodes by node rank; known only on node 0."""
 
 
-def introduce(spec: JobSpec, job_dir: Path, facts: Facts, place: NodeAddress, machine: Machine) -> Hello:
+def introduce(
+    spec: JobSpec,
+    job_dir: Path,
+    facts: Facts,
+    place: NodeAddress,
+    machine: Machine,
+    has_own_args: bool = False,
+) -> Hello:
     """This node's introduction to node 0."""
-    job = spec.resolved()
+    job = {key: value for key, value in spec.resolved().items() if not (has_own_args and key == "args")}
     return Hello(
         version=__version__,
         rank=facts.rank,
@@ -109,12 +116,14 @@ def joined(
     machine: Machine,
     say: Callable[[str], None],
     num_nodes: int | None = None,
+    has_own_args: bool = False,
 ) -> Iterator[Joined]:
     """Joins all nodes; however the block ends, all nodes end with the same cause and the same exit code.
 
     Args:
         say: shows what this node waits for.
         num_nodes: with how many the run has begun; `None`: it begins with as many as the job says.
+        has_own_args: whether a program's arguments may differ between nodes, as torchrun's lines may.
 
     Raises:
         SpecError: facts are missing, or the nodes were started for different jobs.
@@ -126,7 +135,7 @@ def joined(
         refuse_to_join(error, flags, say)  # node 0 shows it, and keeps waiting for the right one
         raise
     place = find_place(facts, flags, lambda: say(f"waits until the name {facts.host} is known"))
-    hello = introduce(spec, job_dir, facts, place, machine)
+    hello = introduce(spec, job_dir, facts, place, machine, has_own_args)
     bounds = (num_nodes, num_nodes) if num_nodes else bounds_here(spec.nodes, flags, os.environ)
     options = link_options(facts, place, flags, bounds[1], spec.silence_limit_s)
     say(waiting_text(facts, bounds, flags))
@@ -339,7 +348,7 @@ def disagreement(first: Hello, other: Hello, known: Mapping[int, Hello]) -> str 
 
 
 def _differ(what: str, key: str, ours: Any, theirs: Any, first: Hello, other: Hello) -> str:
-    hint = "start every node with the same job file and the same --set"
+    hint = "start every node with the same job or program, and with the same options"
     if key == "`devices`":
         hint = "list those of all nodes in the job of each, such as [cpu:0@0, cpu:0@1, cpu:1@1]"
     return (

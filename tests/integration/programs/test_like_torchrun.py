@@ -857,7 +857,7 @@ def test_the_port_of_a_line_is_that_of_the_store(tmp_path: Path) -> None:
 
 
 def test_lines_of_two_nodes_have_the_port_that_they_say_and_print_what_their_ranks_do(tmp_path: Path) -> None:
-    """Each node's shell says what isn't planned for all."""
+    """Each node's shell says what isn't planned for all, and its line what its program gets."""
     program = """
     import os, sys
     import torch.distributed as dist
@@ -865,7 +865,7 @@ def test_lines_of_two_nodes_have_the_port_that_they_say_and_print_what_their_ran
     dist.init_process_group("gloo")
     dist.barrier()
     names = "RANK", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "MASTER_PORT"
-    print(*map(os.environ.get, names), sys.stdin.read(), end="", flush=True)
+    print(*map(os.environ.get, names), *sys.argv[1:], sys.stdin.read(), end="", flush=True)
     sys.stderr.write(f"err {os.environ['RANK']}\\n")
     dist.destroy_process_group()
     """
@@ -880,7 +880,7 @@ def test_lines_of_two_nodes_have_the_port_that_they_say_and_print_what_their_ran
         for node, env in enumerate(shells):
             number = ("--node-rank", "1") if node else ()  # as under torchrun, the first needs none
             own = ("--out", f"run{node}", "--devices", "cpu:1", *line, "--master-port", port)
-            argv = ("gpurun", *own, *number, "train.py")
+            argv = ("gpurun", *own, *number, "train.py", f"--out={node}")
             given = started.enter_context(write(tmp_path, f"given{node}", f"given to {node}\n").open())
             pipe = subprocess.PIPE
             process = forkserver.start(*argv, cwd=tmp_path, env=env, stdin=given, stdout=pipe, stderr=pipe)
@@ -890,7 +890,7 @@ def test_lines_of_two_nodes_have_the_port_that_they_say_and_print_what_their_ran
             assert process.returncode == 0, err
             said.append(out)
             shown += [text for text in err.splitlines() if "]:err " in text]
-    assert said == [f"0 1 {port} given to 0\n", f"1 3 {port} given to 1\n"]
+    assert said == [f"0 1 {port} --out=0 given to 0\n", f"1 3 {port} --out=1 given to 1\n"]
     assert shown == ["[default0]:err 0", "[default0]:err 1"]
     written = (tmp_path / "logs").glob("*/attempt_0/0/stderr.log")
     assert sorted(path.read_text() for path in written) == ["err 0\n", "err 1\n"]
