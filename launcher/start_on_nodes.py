@@ -265,7 +265,7 @@ class OtherNode:
         follower.streams, follower.shown = self.job.output.streams.of, self.job.output.streams.shown
         follower.goes_on_from(self.follower)
         self.follower = follower
-        with forwarded(lambda number: follower.pool.forward(number)):
+        with forwarded(lambda number: follower.pool.forward(number), self.job.spec.ends_on_sigusr1):
             follower.run()
 
     def await_run(self, here: Joined, say: Callable[[str], None]) -> Run:

@@ -290,6 +290,11 @@ class JobSpec(Settings, Section):
         return self.nodes != 1
 
     @property
+    def ends_on_sigusr1(self) -> bool:
+        """Whether SIGUSR1 ends the command, as a line of torchrun says with `--signals-to-handle`."""
+        return "SIGUSR1" in self.env.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "").split(",")
+
+    @property
     def program(self) -> str | None:
         """The program that a job runs, in words: `train.py`, `-m package.train`; `None` for a workload's."""
         if self.module == values.BECOMES_COMMAND:

@@ -56,9 +56,21 @@ def interruptible(kill_workers: Callable[[], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def forwarded(forward: Callable[[int], None]) -> Iterator[None]:
-    """Passes SIGUSR1, with which batch systems announce a preemption, to `forward`; it ends nothing."""
-    previous = signal.signal(signal.SIGUSR1, lambda number, _: forward(number))
+def forwarded(forward: Callable[[int], None], ends: bool = False) -> Iterator[None]:
+    """Passes SIGUSR1, with which batch systems announce a preemption, to `forward`; it ends nothing.
+
+    Args:
+        ends: whether it ends the command as SIGTERM does, instead.
+    """
+    ending = signal.getsignal(signal.SIGTERM)
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if ends and callable(ending):
+            ending(number, frame)
+        else:
+            forward(number)
+
+    previous = signal.signal(signal.SIGUSR1, on_signal)
     try:
         yield
     finally:

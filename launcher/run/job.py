@@ -292,7 +292,7 @@ def execute(
         resumed=ready.resumed,
         is_part=output.is_part,
     )
-    with forwarded(lambda number: session.ranks.forward(number)):
+    with forwarded(lambda number: session.ranks.forward(number), ready.spec.ends_on_sigusr1):
         return finish(session)
 
 

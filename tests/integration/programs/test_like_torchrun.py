@@ -273,6 +273,30 @@ def test_notice_of_a_preemption_ends_no_program_and_python_knows_no_handler(tmp_
     assert gpurun(tmp_path, "torchrun", "notice.py").ended().out == "alive True\n"
 
 
+def test_sigusr1_ends_a_program_where_its_line_says_so(tmp_path: Path) -> None:
+    """So that a batch job which is queued again after a failure goes on from what was saved."""
+    write(
+        tmp_path,
+        "notice.py",
+        """
+        import os, signal, sys
+        def save(*_):
+            print("saved", flush=True)
+            sys.exit(0)
+        signal.signal(signal.SIGUSR1, save)
+        launcher = int(sys.argv[1])
+        os.kill(launcher, signal.SIGUSR1)
+        while True:
+            signal.pause()
+        """,
+    )
+    line = '"--signals-to-handle", "SIGUSR1,SIGTERM", "notice.py", str(os.getpid())'
+    begin = f'import os, sys\nos.execv(sys.executable, [sys.executable, "-m", "gpurun", "torchrun", {line}])'
+    result = subprocess.run([sys.executable, "-c", begin], cwd=tmp_path, capture_output=True, text=True)
+    assert (result.returncode, result.stdout.splitlines()[0]) == (1, "saved"), result.stderr
+    assert "SIGUSR1" in result.stderr
+
+
 def test_under_torchrun_all_lines_are_shown_and_every_failure_is_tried_again(tmp_path: Path) -> None:
     write(tmp_path, "train.py", FAILS)
     line = ("torchrun", "--nproc-per-node", "2", "--max-restarts", "1", "train.py")
