@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+import shlex
 import sys
 from dataclasses import dataclass
 from importlib import import_module
@@ -126,11 +127,15 @@ class Commands(click.Group):
             refuse_launcher(args)
             near = difflib.get_close_matches(args[0], [*COMMANDS, "help", "--version"], n=1)
             hint = f"did you mean `gpurun {near[0]}`?" if near else "`gpurun --help` lists the commands"
+            if (at := next((at for at, word in enumerate(args) if word in GOES_BEHIND), 0)) > 0:
+                hint = f"what starts gpurun goes before it: {shlex.join([*args[:at], 'gpurun', *args[at:]])}"
             raise SpecError(f"there is no command or job file {args[0]!r}; {hint}")
         return super().resolve_command(ctx, args)
 
 
 TORCHRUN = "torchrun"
+GOES_BEHIND = frozenset({TORCHRUN, "run"})
+"""First words of a line behind `gpurun`."""
 
 
 def behind_own_options(args: list[str]) -> list[str] | None:

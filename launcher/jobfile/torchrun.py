@@ -100,9 +100,20 @@ class TorchrunLine:
     """Where streams of ranks go that neither a log nor a pipe gets."""
 
 
+class UnknownOption(SpecError):
+    """torchrun has no such option."""
+
+    def __init__(self, option: str) -> None:
+        self.option = option
+        super().__init__(f"torchrun: unrecognized arguments: {option}\n    {_LISTED}")
+
+
+_LISTED = "`torchrun --help` lists its options"
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise SpecError(f"torchrun: {message}\n    `torchrun --help` lists its options")
+        raise SpecError(f"torchrun: {message}\n    {_LISTED}")
 
 
 def _parser() -> _Parser:
@@ -127,7 +138,10 @@ def read_line(words: Sequence[str], environ: Mapping[str, str]) -> TorchrunLine:
     Raises:
         SpecError: it is wrong, or has an option that is refused.
     """
-    given = vars(_parser().parse_args(list(words)))
+    parsed, unknown = _parser().parse_known_args(list(words))
+    if unknown:
+        raise UnknownOption(unknown[0])
+    given = vars(parsed)
     for name, value in given.items():
         if value is None:
             variables = {} if name in NO_VARIABLE else environ

@@ -4,12 +4,11 @@
 """
 
 import os
-import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from itertools import dropwhile, takewhile
+from itertools import dropwhile, takewhile, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -190,8 +189,17 @@ LAUNCHERS = {
 }
 """Commands, and modules, that start a program elsewhere, and have no place after `gpurun run`."""
 
-NUM_PROCESSES = frozenset({"--nproc-per-node", "--num-processes", "--num-gpus"})
+NUM_PROCESSES = ("--nproc-per-node", "--num-processes", "--num-gpus", "-np", "--np", "-n")
 """Options of other launchers that say how many processes to start."""
+AS_TORCHRUN = {
+    **dict.fromkeys(("--num-machines", "--num-nodes"), "--nnodes"),
+    **dict.fromkeys(("--machine-rank", "--node-rank"), "--node-rank"),
+    **dict.fromkeys(("--main-process-ip", "--master-addr"), "--master-addr"),
+    **dict.fromkeys(("--main-process-port", "--master-port"), "--master-port"),
+}
+"""Their options about several nodes, and what torchrun calls them."""
+USE_ENV = frozenset({"--use-env", "--use_env"})
+"""What torchrun always does."""
 
 
 class ProgramCommand(click.Command):
@@ -242,18 +250,36 @@ def without_launcher(words: Sequence[str]) -> Problem | None:
         return None
     launcher, rest = LAUNCHERS.get(first, first), list(words[1:])
     if launcher == "torchrun":
-        return Problem(f"`{first}` has its own command", f"gpurun torchrun {shlex.join(rest)}")
+        text = f"`{first}` has its own command"
+        if first == "torch.distributed.launch" and not USE_ENV & {*rest}:
+            text += "; it passes no --local-rank to the program, which reads LOCAL_RANK instead"
+        return Problem(text, f"gpurun torchrun {shlex.join(word for word in rest if word not in USE_ENV)}")
     program, args, before = _program_in(rest[1:] if rest[:1] == ["launch"] else rest)
-    said = re.search(r"--num[_-](?:processes|gpus)[= ](\d+)", " ".join(before))
-    if said:
-        options = {word.partition("=")[0].replace("_", "-") for word in before if word.startswith("--")}
-        lost = sorted(options - NUM_PROCESSES - {"--multi-gpu", "--num-machines"})
+    given = _options_in(before)
+    num = next((given.pop(name) for name in NUM_PROCESSES if name in given), "")
+    if num.isdecimal():
+        nodes = {AS_TORCHRUN[name]: given.pop(name) for name in AS_TORCHRUN if name in given}
+        num_nodes = nodes.get("--nnodes", "1")
+        if launcher == "accelerate" and num_nodes.isdecimal():  # it counts those of all nodes
+            num = str(max(1, int(num) // max(1, int(num_nodes))))
+        lost = sorted(given.keys() - {"--multi-gpu"})
         text = f"`{first}` has no place here" + (f"; this line leaves out {', '.join(lost)}" if lost else "")
-        line = shlex.join([*program, *args])
-        return Problem(text, f"gpurun torchrun --nproc-per-node {said[1]} {line}")
+        of_nodes = [word for pair in nodes.items() for word in pair] if num_nodes != "1" else []
+        line = [*of_nodes, "--nproc-per-node", num, *program, *args]
+        return Problem(text, f"gpurun torchrun {shlex.join(line)}")
     own = f" -- {shlex.join(args)}" if args else ""
     text = f"leave `{first}` and its options out: gpurun runs one process per device"
     return Problem(text, f"gpurun run {shlex.join(program)}{own}")
+
+
+def _options_in(words: Sequence[str]) -> dict[str, str]:
+    """Options, spelled with dashes, and their values; a flag's is empty."""
+    found: dict[str, str] = {}
+    for word, following in zip_longest(words, words[1:], fillvalue="-"):
+        if word.startswith("-"):
+            name, _, value = word.partition("=")
+            found[name.replace("_", "-")] = value or ("" if following.startswith("-") else following)
+    return found
 
 
 def _is_job_file(word: str) -> bool:
@@ -392,10 +418,13 @@ def torchrun(
     """
     from gpurun.launcher.cli.interrupt import quit_on_interrupt
     from gpurun.launcher.cli.main import shown
-    from gpurun.launcher.jobfile.torchrun import read_line
+    from gpurun.launcher.jobfile.torchrun import UnknownOption, read_line
 
     quit_on_interrupt()
-    line = read_line(words, os.environ)
+    try:
+        line = read_line(words, os.environ)
+    except UnknownOption as error:
+        raise SpecError(before_torchrun(words, error.option) or str(error)) from None
     if line.nodes > 1 and line.rendezvous and line.node_rank is None and how["node_rank"] is None:
         line = numbered(line)
 
@@ -415,6 +444,18 @@ def torchrun(
         shown(error)  # for torchrun, a script that isn't there, or is no Python, is a program that fails
         return FAILED
     return 0
+
+
+def before_torchrun(words: Sequence[str], option: str) -> Problem | None:
+    """What to write for a line of torchrun with an option that is gpurun's own; `None`: it isn't."""
+    name = option.partition("=")[0]
+    own = next((each for each in torchrun.params if name in each.opts), None)
+    if not isinstance(own, click.Option):
+        return None
+    at = words.index(option)
+    end = at + (1 if own.is_flag or name != option else 2)
+    line = ["gpurun", *words[at:end], "torchrun", *words[:at], *words[end:]]
+    return Problem(f"`{name}` is gpurun's own option, and goes before `torchrun`", shlex.join(line))
 
 
 def numbered(line: "TorchrunLine") -> "TorchrunLine":
