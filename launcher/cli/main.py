@@ -220,6 +220,9 @@ def usage_message(error: click.ClickException) -> str:
     if isinstance(error, click.NoSuchOption):
         from gpurun.launcher.cli.options import option_meant
 
+        if sys.argv[1:2] and sys.argv[1].endswith(".py"):
+            line = shlex.join(["gpurun", "run", sys.argv[1], "--", *sys.argv[2:]])
+            return f"{sys.argv[1]} is a program, not a job file\n    to run it: {line}"
         text = f"there is no option {error.option_name}{option_meant(error)}"
     else:
         message = error.format_message()
