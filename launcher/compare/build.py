@@ -196,6 +196,8 @@ def _concluded(
             with_figures(each, case="untraced") if each.figures.get("case") == "why-untraced" else each
             for each in answer
         )
+    if not is_measured:  # what is missing comes first, and details would point to themselves
+        answer = tuple(each for each in answer if each.figures.get("case") != "why-untraced")
     named = ranking.leader.id if ranking and not differences.is_throttled else None
     limit = recorded.job.get("memory") if named else None
     fits = fitting_in(limit, results, differences) if limit else None

@@ -436,6 +436,13 @@ class MeasuredVariant:
         return self.status.status in MEASURED and bool(self.timed)
 
 
+def _stopped_attempt(run: RunDir, steps: Mapping[int, Sequence[StepRecord]]) -> str | None:
+    """The last attempt that has steps, if a signal to the command has stopped it."""
+    last = {of_rank[-1].launch for of_rank in steps.values() if of_rank}
+    stopped = (killed.launch for killed in run.read_killed() if killed.cause)
+    return next((launch for launch in stopped if launch in last), None)
+
+
 def read_measured(
     run: RunDir, plan: Plan, variant: Variant, read: VariantSteps, events: Mapping[str, Sequence[Event]]
 ) -> MeasuredVariant:
@@ -453,17 +460,22 @@ def read_measured(
     timed = round_times(steps, world_size, "timed")
     unsteady: str | None = None
     short: tuple[str, ...] = ()
-    if variant.kind.runs_program and status is not None:
+    stopped = _stopped_attempt(run, steps) if status is None else None
+    is_over = status is not None or stopped is not None
+    if variant.kind.runs_program and is_over:
         was_timed, (steps, text) = bool(timed), _last_half(steps)
-        short, unsteady = ((text,) if text else (), None) if was_timed else ((), text)
+        short, unsteady = ((text,) if text else (), None) if was_timed or stopped else ((), text)
     if variant.kind.runs_program:
         timed = program_times(steps, world_size)
-    facts = run.read_any(run.facts(variant.id), VariantFacts) or VariantFacts()
+    facts = run.read_any(run.facts(variant.id), VariantFacts)
+    if facts is None and stopped is not None:
+        facts = run.read_launch_facts(stopped).get(variant.id)
+    facts = facts or VariantFacts()
     of_steps: tuple[str, ...] = ()
     trends: tuple[Finding, ...] = ()
     if status is None or status.status in MEASURED:  # else the failure is what there is to say
         trends = trend_of_steps(steps) if variant.kind.runs_program and not (short or unsteady) else ()
-        uneven = _uneven_ranks(steps) if variant.kind.runs_program and status is not None else ()
+        uneven = _uneven_ranks(steps) if variant.kind.runs_program and is_over else ()
         of_steps = (*_sample_of_steps(steps), *short, *uneven)
     facts = replace(facts, warnings=(*facts.warnings, *read.damage, *of_steps))
     balance = None if variant.split else run.read_balance(variant.id)

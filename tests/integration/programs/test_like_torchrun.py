@@ -669,10 +669,33 @@ def test_what_a_rank_has_started_gets_the_signal_as_well(tmp_path: Path) -> None
         process.send_signal(signal.SIGTERM)
         process.communicate()
     assert {path.name for path in tmp_path.glob("told*")} == {"told0", "told1"}
-    said = " ".join(gpurun(tmp_path, "report", "run").ended(0).out.split())
-    how = "SIGTERM stopped 01-script-2; its ranks ended with exit code"  # that of a shell
-    assert f"hasn't been measured yet: {how}" in said
-    assert f"skipped {how}" in said
+    said = " ".join(gpurun(tmp_path, "report", "run", "--details").ended(0).out.split())
+    assert "SIGTERM stopped 01-script-2; its ranks ended with exit code" in said  # that of a shell
+
+
+STOPPED = (
+    STEPS
+    + """
+    trained(8, 0.01)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    open("ready0", "w").close()
+    open("ready1", "w").close()
+    while True:
+        signal.pause()
+"""
+)
+
+
+def test_what_a_stopped_program_has_done_in_its_warm_up_is_reported(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", STOPPED)
+    with training(tmp_path, *ONE) as process:
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
+    said = " ".join(gpurun(tmp_path, "report", "run", "--details").ended(0).out.split())
+    assert "ms per step" in said
+    assert "Only 7 steps were recorded" in said
+    assert "No trace: the program ended before step" in said
+    assert "--details` says" not in said
 
 
 SPAWNS = """
