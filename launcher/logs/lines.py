@@ -11,7 +11,11 @@ from typing import TextIO
 MAX_LINE_BYTES = 1 << 14
 """A longer line is cut into several, to bound the memory that endless output needs."""
 
-_PROFILER = r"USDT:[-\d]+ [:\d]+ \d+:\d+ [\w.]+:\d+\] "
+_PROFILER = (
+    r"(?:USDT:[-\d]+ [:\d]+ \d+:\d+ [\w.]+:\d+\] "
+    r"|ERROR: External init callback must run in same thread as registerClient \()"
+)
+"""How lines begin that Kineto prints; the second in each thread but the main one, where it traces as well."""
 _NEEDLESS = re.compile(
     rf"{_PROFILER}|ERROR:[-\d]+ [:\d]+ \d+:\d+ DeviceProperties\.cpp:\d+\] "
     r"gpuGetDeviceCount failed with code (?:35|100)\s*$"

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -53,6 +53,8 @@ class LogTail:
     """The beginning of a line that hasn't been passed on yet."""
     is_within: bool = False
     """Whether a line has been passed on without its end."""
+    ends_line: bool = True
+    """Whether what was passed on ends with a line."""
     asked: int = 0
     """The offset behind the last line that was shown without its end."""
     prompt: str = ""
@@ -200,6 +202,9 @@ class Relay:
         self.look()
         self._show_held()
         self._pass_on(is_last=True)
+        unended = [tail for tail in self._tails if tail.fd == self.passes_to and not tail.ends_line]
+        if unended:
+            _write(replace(unended[-1], beginning=""), b"\n")  # the report begins with a line of its own
         for tail in self._tails:
             if rest := [self._line(tail, line) for line in tail.reader.finish()]:
                 self.say("\n".join(rest))
@@ -250,6 +255,7 @@ def _catch_up(tails: Iterable[LogTail]) -> None:
 def _write(tail: LogTail, portion: bytes) -> None:
     """Passes on a portion; nothing more once its reader is gone."""
     left = tail.needless.without(portion)
+    tail.ends_line = left.endswith(b"\n") if left else tail.ends_line
     if left and tail.beginning:
         is_within, tail.is_within = tail.is_within, not left.endswith((b"\n", b"\r"))
         lines = b"".join(tail.beginning.encode() + line for line in left.splitlines(keepends=True))
