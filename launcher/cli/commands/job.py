@@ -439,7 +439,8 @@ def torchrun(
         more = {**how, **from_line(line, how)}
         run_and_print(invocation, out, None, passes_through=True, script=line.script or "", **more)
     except GpurunError as error:
-        if isinstance(error, StepsError) or (isinstance(error, SpecError) and can_begin(line)):
+        is_mistake = error.exit_code == SpecError.exit_code  # perhaps one that another node has found
+        if isinstance(error, StepsError) or (is_mistake and can_begin(line)):
             raise
         shown(error)  # for torchrun, a script that isn't there, or is no Python, is a program that fails
         return FAILED
