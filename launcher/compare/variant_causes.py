@@ -57,8 +57,11 @@ def losses(ranks: Sequence[RankFigures]) -> list[Cause]:
     on_host: Part = "host" if not on_cpu(slowest) else "python" if is_python_known(slowest) else "outside"
     times = tuple(_rank_time(rank, on_host, is_whole) for rank in traced)
     found = causes(MeasuredRanks(times, slowest.rank, is_whole, bubble=bubble))
+    several = tuple(rank.rank for rank in traced if "ranks" in rank.savings_ms)
     savings = [
-        Saving(part, rank.rank if part == "rank" else None, None, 1000 * ms)
+        Saving(
+            part, rank.rank if part == "rank" else None, None, 1000 * ms, several if part == "ranks" else ()
+        )
         for rank in traced
         for part, ms in rank.savings_ms.items()
     ]

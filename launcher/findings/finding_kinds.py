@@ -279,7 +279,7 @@ _OF_STEP = (
     "{percent}[ to {most_percent}] of {of} ({lost_ms}[ of {least_whole_ms}][ to {most_ms}][ of {whole_ms}] ms"
     "[; {more_ms} ms more than in {than}][; a traced step takes {traced_ms} ms]"
     "[; timed steps take {timed_ms} ms]"
-    "[; without that[ on {without_on}], {shortened} would be {saved_ms} ms shorter])"
+    "[; without {without}, {shortened} would be {saved_ms} ms shorter])"
 )
 _SPENDS = f"[in {{where}} ]{{who}} spends {_OF_STEP}"
 _IN_FUNCTION = (
@@ -471,6 +471,8 @@ _ON_PARTS: Mapping[str, Mapping[str, str]] = {
     "straggler": {
         "": _LATE_RANK + _LESS_WORK,
         "-alike": _LATE_RANK,
+        "-several": "find out what {who} have in common, such as their node, or give them less work",
+        "-changing": "give ranks equally much to do in each step (sort or bucket samples by length)",
         "-in-job": f"{_SLOW_RANK}{_LESS_WORK} (split: balanced)",
         "-balanced": _SLOW_RANK,
     },

@@ -42,6 +42,14 @@ IN_STEP: Mapping[str, str] = {
 OF_STEP = ("its step", "its usual step")
 """Whose share a cause is; the second where steps stand apart."""
 OTHERS_WAIT = "the other ranks wait"
+CHANGING = "the slowest rank, which changes from step to step"
+WITHOUT: Mapping[str, str] = {
+    "": "that",
+    "all": "that on all ranks",
+    "rank": "rank {}'s extra work",
+    "any": "any rank's extra work",
+}
+"""Without what a step would be shorter."""
 BY_SHARES: Mapping[str, str] = {
     "ranks": "ranks are missing",
     "steps": "ranks recorded different steps",

@@ -7,7 +7,14 @@ from typing import Any, Literal
 
 from gpurun.launcher.findings.finding import Finding, finding
 from gpurun.launcher.findings.finding_kinds import ADVICE
-from gpurun.launcher.findings.trace_cases import GAPS, NOT_RECORDED, OTHERS_WAIT, SHORTENED
+from gpurun.launcher.findings.trace_cases import (
+    CHANGING,
+    GAPS,
+    NOT_RECORDED,
+    OTHERS_WAIT,
+    SHORTENED,
+    WITHOUT,
+)
 from gpurun.launcher.trace.kineto.classify import ALLOCATING_CALLS, LOADING_CALLS
 from gpurun.launcher.trace.model import CpuFacts, Remedy, Saving, StragglerReport
 from gpurun.launcher.units import format_ms, listed, ranks_text
@@ -84,7 +91,7 @@ UNREAD_NPU = "unread-npu"
 """The case of a device of which no calls are read, either: they count with the operators around them."""
 UNMATCHED = "unmatched"
 """The case of communication of which no rank is missing: notes say why its waiting isn't known."""
-EVERY_RANK = "every rank"
+EVERY_RANK, OTHER_RANKS = "every rank", "other ranks"
 PINNED, OF_DEVICE = "pinned memory", "the device's own memory"
 
 
@@ -105,6 +112,11 @@ class RankTime:
     """Time in which it waited for cores that other programs used."""
     added_ns: float = 0.0
     """Time that recording added to the step, and to the wait of its GPU for the host."""
+
+    @property
+    def largest_share(self) -> float:
+        """The largest share of the step that it loses to one thing, or waits."""
+        return max(self.wait_ns, *self.lost_ns.values(), 0.0) / self.span_ns if self.span_ns else 0.0
 
     @property
     def work_ns(self) -> float:
@@ -191,6 +203,15 @@ class Cause:
     def is_wait(self) -> bool:
         return self.part in _WAITS
 
+    def waits_for(self, ranks: Collection[int]) -> bool:
+        """Whether it may be a wait for these ranks: none of them waits."""
+        return self.figures["who"] not in {f"rank {rank}" for rank in ranks}
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether it is a wait for another rank in each step."""
+        return self.figures.get("other") == CHANGING
+
     @property
     def saves_nothing(self) -> bool:
         """Whether, by a replay, a step would hardly be shorter without it: something else takes as long."""
@@ -199,7 +220,7 @@ class Cause:
     @property
     def has_advice(self) -> bool:
         """Whether something may be done about it that helps: not about waiting for no rank in particular."""
-        is_unknown = self.part == "straggler" and not self.ranks
+        is_unknown = self.part == "straggler" and not self.ranks and not self.is_changing
         is_recorded = self.part == "unread" and self.figures.get("has_stacks")
         is_known = not (is_unknown or is_recorded or self.figures.get("case") in (IN_STACKS, UNMATCHED))
         return is_known and not self.saves_nothing
@@ -266,6 +287,7 @@ def cause_finding(
         **figures,
     }
     if known["saved_ms"] is not None:
+        known.setdefault("without", WITHOUT[""])
         known["shortened"] = SHORTENED[known.get("of", "its step")]
     return finding(
         cause.code, variant, cause.ranks, weight=cause.weight if weight is None else weight, **known
@@ -313,10 +335,42 @@ _OF_REPLAY: Mapping[Part, str] = {
 def with_savings(found: Sequence[Cause], savings: Sequence[Saving], num_ranks: int) -> list[Cause]:
     """The causes with what a step would be shorter by without each, where that is known; the most first.
 
-    That ranks wait for no rank in particular says least: another cause of half as much goes first.
+    That ranks wait for no rank in particular says least: another cause of half as much goes first. What
+    several ranks do beyond the others may be another cause of about as much, which says why.
     """
-    causes = [_with_saving(cause, savings, num_ranks) for cause in found]
-    return sorted(causes, key=lambda each: -each.saved_ns * (1.0 if each.ranks or not each.is_wait else MOST))
+    causes = [_with_saving(_for_several(cause, savings), savings, num_ranks) for cause in found]
+    return sorted(causes, key=lambda each: -each.saved_ns * _says(each))
+
+
+def _says(cause: Cause) -> float:
+    if not cause.is_wait or len(cause.ranks) == 1:
+        return 1.0
+    return EVERY if cause.ranks or cause.is_changing else MOST
+
+
+def _for_several(cause: Cause, savings: Sequence[Saving]) -> Cause:
+    """A wait with the ranks that it is for, where no single one explains it, or with none in particular."""
+    alone_us = [each.saved_us for each in savings if each.part == "rank" and each.rank in cause.ranks]
+    if cause.part != "straggler" or not cause.lost_ns:
+        return cause
+    found = [each for each in savings if each.part in ("ranks", "changing") and cause.waits_for(each.ranks)]
+    several = max(found, key=lambda each: each.saved_us, default=None)
+    least_us = MENTION_FROM * cause.span_ns / 1000
+    figures = {name: cause.figures.get(name) for name in ("who", "of", "groups")}
+    if several and several.saved_us >= max(least_us, max(alone_us, default=0.0) / MOST):
+        other = ranks_text(several.ranks) if several.ranks else CHANGING
+        figures |= {"other": other, "without": WITHOUT["any"]}
+        return replace(
+            cause,
+            ranks=several.ranks,
+            figures=figures,
+            replayed_ns=min(1000 * several.saved_us, cause.span_ns),
+        )
+    if alone_us and max(alone_us) < least_us <= cause.lost_ns / 1000:
+        return replace(
+            cause, ranks=(), figures={**figures, "other": "other ranks"}, replayed_ns=1000 * max(alone_us)
+        )
+    return cause
 
 
 def _with_saving(cause: Cause, savings: Sequence[Saving], num_ranks: int) -> Cause:
@@ -325,18 +379,27 @@ def _with_saving(cause: Cause, savings: Sequence[Saving], num_ranks: int) -> Cau
     On all ranks, where that saves far more: others may lose as much while they wait for this rank.
     Not for a loss that isn't worth a sentence by itself.
     """
-    part = _OF_REPLAY.get(cause.part) if cause.share >= MENTION_FROM else None
+    if cause.replayed_ns is not None:
+        return cause
+    part = _OF_REPLAY.get(cause.part)
     saved_us: dict[str, float] = {}
     for each in savings:
         if each.parallelism is None and (each.part != "rank" or each.rank in cause.ranks):
             saved_us[each.part] = max(each.saved_us, saved_us.get(each.part, 0.0))
+    least_us = MENTION_FROM * cause.span_ns / 1000
+    is_worth = cause.share >= MENTION_FROM or (part == "rank" and saved_us.get(part, 0.0) >= least_us)
+    if not is_worth or (part == "rank" and not cause.lost_ns):
+        part = None
     is_of_one = part not in (None, "transfer") and len(cause.ranks) == 1 < num_ranks
     if is_of_one and "rank" in saved_us and saved_us["rank"] >= MOST * saved_us.get(part or "", 0.0):
         # Like the others, the rank would lose less of everything, and not of this part alone.
         saved_us["rank"] = min(saved_us["rank"], saved_us.get(part or "", saved_us["rank"]))
         part = "rank"
     of_all = part in saved_us and part != "rank" and num_ranks > 1 and cause.figures.get("who") != EVERY_RANK
-    figures = {**cause.figures, "without_on": "all ranks"} if of_all else cause.figures
+    without = WITHOUT["all"] if of_all else None
+    if cause.is_wait and part in saved_us:
+        without = WITHOUT["rank"].format(cause.ranks[0])
+    figures = {**cause.figures, "without": without} if without else cause.figures
     replayed_ns = min(1000 * saved_us[part], cause.span_ns) if part in saved_us else None
     return replace(cause, replayed_ns=replayed_ns, figures=figures)
 
@@ -346,7 +409,7 @@ def of_all_ranks(cause: Cause, measured: MeasuredRanks) -> Cause:
 
     Not where some rank loses hardly any.
     """
-    is_shown = cause.figures.get("without_on") and _other_saved_ms(cause) is not None
+    is_shown = cause.figures.get("without") == WITHOUT["all"] and _other_saved_ms(cause) is not None
     least = min(measured.ranks, key=lambda each: _lost_ns(each, cause.part))
     lost_ns = _lost_ns(least, cause.part)
     if not is_shown or not measured.is_whole or lost_ns < MENTION_FROM * least.span_ns:
@@ -503,7 +566,7 @@ def _wait(measured: MeasuredRanks) -> Cause:
     else:
         awaited = max(measured.ranks, key=lambda each: each.work_ns)
     if awaited is None:
-        figures["other"] = "other ranks"
+        figures["other"] = OTHER_RANKS
         return Cause("straggler", (), waiting.wait_ns, waiting.span_ns, figures)
     wait_ns = 0.0 if _is_late_for_own_loss(awaited, waiting) else waiting.wait_ns
     if not measured.by_collectives:
@@ -611,7 +674,7 @@ def _inside_figures(cause: Cause, variant: str | None) -> dict[str, Any]:
 
 
 def _awaited_text(cause: Cause) -> str:
-    return f"rank {cause.ranks[0]}" if cause.ranks else "the last rank"
+    return ranks_text(cause.ranks) if cause.ranks else "the last rank"
 
 
 _WITH: Mapping[Collection[Remedy], str] = {
@@ -642,6 +705,8 @@ def advice_for(
     is_alike = found.part == "straggler" and "other_work_ms" not in found.figures
     call = str(found.figures.get("call") or "")
     forms = {
+        "several": found.part == "straggler" and len(found.ranks) > 1,
+        "changing": found.is_changing,
         "computing": bool(found.figures.get("operator")),
         "copying": bool(call),
         "allocating": bool(ALLOCATING_CALLS.match(call)),

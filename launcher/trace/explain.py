@@ -103,11 +103,14 @@ def _explained(whole: TraceReport, report: TraceReport, unreplayed: str) -> tupl
     first = _once(found) or most_lost(found)
     if first is None:
         return (_traced(whole),)
-    largest, percent = max(found, key=lambda cause: cause.share), _compute_percent(report)
-    if first.weight < MENTION_FROM and 100 * largest.share > percent:
-        first = largest  # compute isn't what takes most
-    elif first.weight < MENTION_FROM:
+    percent = _compute_percent(report)
+    if first.weight < MENTION_FROM:
+        found = trace_causes(whole, hidden=True)
+        largest = max(found, key=lambda cause: cause.share)
         others = 100 * max(largest.share, _issuing_share(report))
+    if first.weight < MENTION_FROM and (largest.share >= MENTION_NEXT_FROM or 100 * largest.share > percent):
+        first = largest  # compute isn't what takes most, or something else takes much of a rank's time
+    elif first.weight < MENTION_FROM:
         bound = ceil(others) if others >= 1 else ceil(10 * others) / 10  # rounded down, it would be too small
         whose = _whose(report)
         of_each = "any rank's" if whose else None
@@ -318,8 +321,11 @@ def _whose(report: TraceReport) -> str | None:
     return "all ranks" if len(ranks) == len(report.ranks) else ranks_text(ranks)
 
 
-def trace_causes(report: TraceReport) -> list[Cause]:
-    """Everything but compute, the largest first, of usual steps; none where the traces hold no time."""
+def trace_causes(report: TraceReport, hidden: bool = False) -> list[Cause]:
+    """Everything but compute, the largest first, of usual steps; none where the traces hold no time.
+
+    `hidden`: of the rank that loses most of its time to anything, not of the one that works longest.
+    """
     of = OF_STEP[bool(outlying_steps(report.ranks))]
     report = of_usual_steps(report)
     copied = _copied(report)
@@ -341,7 +347,7 @@ def trace_causes(report: TraceReport) -> list[Cause]:
     ]
     if not ranks:
         return []
-    slowest = max(ranks, key=lambda each: each.work_ns).rank
+    slowest = max(ranks, key=lambda each: each.largest_share if hidden else each.work_ns).rank
     measured = MeasuredRanks(
         tuple(ranks),
         slowest,
@@ -596,13 +602,22 @@ def _most_transfer(report: TraceReport) -> str | None:
 def last_rank(report: TraceReport) -> StragglerReport | None:
     """The rank that the others waited for most, if for any; between stages, waiting is the bubble.
 
-    Not by collectives of which a rank is missing: it may have come later still.
+    Where another one's extra work costs far more, that one: most waiting for it may be overlapped. Not by
+    collectives of which a rank is missing: it may have come later still.
     """
     between_stages = "pipeline" if report.pipeline else None
     sizes = group_sizes(report)
     whole = (each for each in report.collectives if not lacks_rank(each, sizes))
-    rows = stragglers(each for each in whole if each.parallelism != between_stages)
-    return rows[0] if rows and rows[0].wait_caused_us else None
+    known = stragglers(each for each in whole if each.parallelism != between_stages)
+    rows = [row for row in known if row.wait_caused_us]
+    if not rows:
+        return None
+    saved_us = dict.fromkeys((row.rank for row in rows), 0.0)
+    saved_us |= {each.rank: each.saved_us for each in report.savings if each.rank is not None}
+    costliest = max(rows, key=lambda row: saved_us[row.rank])
+    least_us = MENTION_FROM * max((mean.span_us for _, mean in _means(report)), default=0.0)
+    is_far_more = MOST * saved_us[costliest.rank] >= max(saved_us[rows[0].rank], MOST * least_us)
+    return costliest if is_far_more else rows[0]
 
 
 def stragglers(collectives: Iterable[CollectiveReport], ranks: Sequence[int] = ()) -> list[StragglerReport]:

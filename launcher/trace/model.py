@@ -162,12 +162,19 @@ class Saving:
     """How much shorter a step would be without something, by a replay of what all ranks do."""
 
     part: str
-    """A part as in `PathPart`; rank: what this rank does beyond the others."""
+    """A part as in `PathPart`; rank: what this rank does beyond the others. Ranks, changing: what any rank
+    does in a step beyond the others; it is the same ranks in most steps, or others from step to step."""
     rank: int | None
     parallelism: str | None
     """The kind of the transfers' groups, as in `ParallelKind`; `None`: all transfers, or another part."""
     saved_us: float
     """Microseconds per step; of all of the trace where it has no steps."""
+    ranks: tuple[int, ...] = ()
+    """Of `ranks`."""
+
+    def concerns(self, rank: int) -> bool:
+        """Whether it is without something that this rank does, or that isn't of certain ranks."""
+        return rank in (self.ranks or (rank if self.rank is None else self.rank,))
 
 
 @dataclass(frozen=True)

@@ -503,8 +503,7 @@ def with_breakdown(figures: RankFigures, traced: Traced | None, alone: bool = Fa
     operators_ns, cpu = traced.operators_ns.get(figures.rank, {}), traced.cpu.get(figures.rank, CpuFacts())
     idle_ms: dict[str, Any] = {f"{part}_ms": getattr(breakdown, f"{part}_ns") / 1e6 for part in IDLE_PARTS}
     exposed_ms = None if alone else breakdown.exposed_comm_ns / 1e6
-    own = (None, figures.rank)
-    savings = (each for each in traced.savings if each.parallelism is None and each.rank in own)
+    savings = (each for each in traced.savings if each.parallelism is None and each.concerns(figures.rank))
     queued = figures.queue_percent
     if queued is not None and is_gpu and breakdown.span_ns:
         queued = min(queued, 100 * breakdown.idle_ns / breakdown.span_ns)

@@ -25,8 +25,8 @@ from gpurun.launcher.trace.analysis.collectives.match import (
 from gpurun.launcher.trace.analysis.critical_path import (
     Graph,
     RankTasks,
+    StepEnds,
     Tasks,
-    UsualSteps,
     critical_path,
     join,
     savings,
@@ -360,16 +360,22 @@ def _savings(
     groups = {kind.kind: kind.groups for kind in report.parallelism}
     graph = _graph(tasks, ranked.digests, matched)
     places = tuple(place for place, number in enumerate(numbers) if number not in outlying)
-    usual = None
-    if 0 < len(places) < len(numbers):
-        clocks = _since_first(tasks, ranked.digests, matched)
-        ends = {
-            rank: [clocks[rank].time_ns(step.measure.end) for step in digest.steps]
-            for rank, digest in ranked.digests
-        }
-        usual = UsualSteps(places, ends)
-    saved = savings(graph, len(numbers), peers, groups, 1000 * max(spans_us), usual)
+    ends = _step_ends(tasks, ranked.digests, matched)
+    steps = StepEnds(ends, places or range(len(numbers))) if numbers else None
+    saved = savings(graph, len(numbers), peers, groups, 1000 * max(spans_us), steps)
     return saved, "" if saved else "length"
+
+
+def _step_ends(
+    tasks: Sequence[tuple[int, Tasks]], digests: Ranks, matched: Matched
+) -> dict[int, Sequence[int]]:
+    """When the steps of each rank end, in ns since the first task of all."""
+    clocks = _since_first(tasks, digests, matched)
+    return {
+        rank: [clocks[rank].time_ns(step.measure.end) for step in digest.steps]
+        for rank, digest in digests
+        if rank in clocks
+    }
 
 
 def _has_times(digests: Ranks) -> bool:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
@@ -887,7 +887,7 @@ def savings(
     peers: Sequence[Sequence[int]],
     groups: Mapping[str, Collection[str]],
     span_ns: float,
-    usual: UsualSteps | None = None,
+    steps: StepEnds | None = None,
 ) -> tuple[Saving, ...]:
     """How much shorter a step would be without each part, each kind of transfer, and each rank's extra work.
 
@@ -897,19 +897,19 @@ def savings(
         peers: ranks that ought to have equally much to do.
         groups: the groups of each kind of parallelism.
         span_ns: how long these steps take together; without that, nothing is known.
-        usual: the steps that the answer is about, if not all.
+        steps: when its steps end; `None` without steps.
     """
     recorded = replay(graph, graph.costs)
     length = int(recorded.max(initial=0))
     if abs(length - span_ns) > AS_LONG * span_ns:
         return ()
-    place = None if usual is None else _place_of_tasks(graph, usual)
+    place = None if steps is None else steps.place_of_tasks(graph)
 
     def saved_us(costs: Int64) -> float:
-        if usual is None or place is None:
+        if steps is None or place is None or len(steps.usual) == num_steps:
             return _gain_us(graph, length, costs) / max(num_steps, 1)
         longer, shorter = (_lengths(each, place, num_steps) for each in (recorded, replay(graph, costs)))
-        return float((longer - shorter)[list(usual.places)].sum()) / 1000 / len(usual.places)
+        return float((longer - shorter)[list(steps.usual)].sum()) / 1000 / len(steps.usual)
 
     found = [
         Saving(WORDS[parts[0]], None, None, saved_us(_without(graph, *parts)))
@@ -922,31 +922,76 @@ def savings(
         labels = [label for label, group in enumerate(of_group) if group in names]
         costs[np.isin(graph.label, labels), StepPart.TRANSFER] = 0
         found.append(Saving(WORDS[StepPart.TRANSFER], None, kind, saved_us(costs)))
-    for ranks in peers[:MAX_RANKS]:
-        sums = {rank: graph.costs[graph.rank == rank][:, _OF_A_RANK].sum(axis=0) for rank in ranks}
-        busiest = sorted(sums, key=lambda rank: -int(sums[rank].sum()))[: max(2, MAX_RANKS // len(peers))]
-        for rank in busiest if len(ranks) > 1 else ():
-            found.append(Saving("rank", rank, None, saved_us(_like_others(graph, rank, sums))))
+    for ranks in (each for each in peers[:MAX_RANKS] if len(each) > 1):
+        alike = _Alike(graph, ranks, np.zeros(len(graph.costs), dtype=np.int64), 1)
+        more_ns = dict(zip(ranks, alike.more_ns[:, 0].tolist(), strict=True))
+        busiest = sorted(ranks, key=lambda rank: -more_ns[rank])[: max(2, MAX_RANKS // len(peers))]
+        found += [Saving("rank", rank, None, saved_us(alike.of(rank))) for rank in busiest]
+    if steps is not None and place is not None:
+        several = [ranks for ranks in peers if len(ranks) > 1]
+        found += _of_several(graph, several, steps.usual, place, num_steps, saved_us)
     return tuple(sorted(found, key=lambda each: -each.saved_us))
 
 
+def _of_several(
+    graph: Graph,
+    peers: Sequence[Sequence[int]],
+    usual: Sequence[int],
+    place: Int64,
+    num_steps: int,
+    saved_us: Callable[[Int64], float],
+) -> Iterator[Saving]:
+    """What a step would be shorter by if in each step all ranks had as much to do as their peers."""
+    costs, more_ns = graph.costs, dict[int, Int64]()
+    for ranks in peers:
+        alike = _Alike(replace(graph, costs=costs), ranks, place, num_steps)
+        costs = alike.of()
+        more_ns |= {rank: ns[list(usual)] for rank, ns in zip(ranks, alike.more_ns, strict=True)}
+    late = _late_ranks(more_ns)
+    if late is not None:
+        yield Saving("ranks" if late else "changing", None, None, saved_us(costs), late)
+
+
+MOST_STEPS = 2 / 3
+"""Share of the steps from which on it is the same ranks that have more to do."""
+
+
+def _late_ranks(more_ns: Mapping[int, Int64]) -> tuple[int, ...] | None:
+    """The ranks that have more to do in most steps; empty where they change; `None` if neither is so.
+
+    Args:
+        more_ns: what each rank has more to do than its peers, by step.
+    """
+    sums = {rank: int(ns.sum()) for rank, ns in more_ns.items()}
+    most_ns = max(sums.values(), default=0)
+    if not most_ns:
+        return None
+    late = tuple(rank for rank, ns in sums.items() if 2 * ns >= most_ns)
+    if 2 * len(late) <= len(sums):
+        often = (float((2 * len(more_ns[rank]) * more_ns[rank] >= sums[rank]).mean()) for rank in late)
+        if all(share >= MOST_STEPS for share in often):
+            return late
+    by_step = np.array([*more_ns.values()])
+    first = np.bincount(by_step.argmax(axis=0)[by_step.max(axis=0) > 0])
+    return () if first.max(initial=0) <= MOST_STEPS * by_step.shape[1] and (first > 0).sum() > 1 else None
+
+
 @dataclass(frozen=True)
-class UsualSteps:
-    """Some of the steps of a graph."""
+class StepEnds:
+    """When the steps of a graph end."""
 
-    places: tuple[int, ...]
-    """Their places among all of them."""
-    ends: Mapping[int, Sequence[int]]
-    """When each step of each rank ends, in ns since the start of all."""
+    of_rank: Mapping[int, Sequence[int]]
+    """By rank, in ns since the start of all."""
+    usual: Sequence[int]
+    """The places of the steps that the answer is about, among all of them."""
 
-
-def _place_of_tasks(graph: Graph, usual: UsualSteps) -> Int64:
-    """The place of the step in which each task ended; −1 for those that only join others."""
-    place = np.full(len(graph.costs), -1, dtype=np.int64)
-    for rank, ends in usual.ends.items():
-        mine = graph.rank == rank
-        place[mine] = np.searchsorted(ends, graph.ends[mine])
-    return place
+    def place_of_tasks(self, graph: Graph) -> Int64:
+        """The place of the step in which each task ended; −1 for those that only join others."""
+        place = np.full(len(graph.costs), -1, dtype=np.int64)
+        for rank, ends in self.of_rank.items():
+            mine = graph.rank == rank
+            place[mine] = np.searchsorted(ends, graph.ends[mine])
+        return place
 
 
 def _lengths(ends: Int64, place: Int64, num_steps: int) -> Int64:
@@ -957,14 +1002,66 @@ def _lengths(ends: Int64, place: Int64, num_steps: int) -> Int64:
     return np.diff(np.maximum.accumulate(last))
 
 
-def _like_others(graph: Graph, rank: int, sums: Mapping[int, Int64]) -> Int64:
-    """Costs with as much of each part on this rank as on its peers, if it has more."""
-    costs, mine = graph.costs.copy(), np.flatnonzero(graph.rank == rank)
-    others = np.median([ns for other, ns in sums.items() if other != rank], axis=0)
-    for part, own, usual in zip(_OF_A_RANK, sums[rank].tolist(), others.tolist(), strict=True):
-        if own > usual:
-            costs[mine, part] = np.rint(costs[mine, part] * (usual / own)).astype(np.int64)
-    return costs
+class _Alike:
+    """What each of some ranks would have to do in each step if it were like the others.
+
+    Of a kernel that all of them run, as much as the median of the others; of all other compute together, and
+    of each other part, likewise. Where a rank has no more of a part than they have, it keeps its own.
+    """
+
+    def __init__(self, graph: Graph, ranks: Sequence[int], place: Int64, num_steps: int) -> None:
+        self.costs, self.ranks = graph.costs, tuple(ranks)
+        row = np.full(max(*ranks, int(graph.rank.max(initial=0))) + 1, -1, dtype=np.int64)
+        row[list(ranks)] = np.arange(len(ranks))
+        is_mine = (graph.rank >= 0) & (row[graph.rank] >= 0) & (place >= 0) & (place < num_steps)
+        self.tasks = np.flatnonzero(is_mine)
+        self.row, self.place = row[graph.rank[self.tasks]], place[self.tasks]
+        label = graph.label[self.tasks]
+        runs = np.zeros((len(ranks), len(graph.labels) + 1), dtype=np.bool_)
+        runs[self.row, label] = True
+        runs[:, NO_LABEL] = False
+        kernel = np.where(runs.all(axis=0), np.arange(runs.shape[1]), runs.shape[1])[label]
+        self.factors: dict[StepPart, NDArray[np.float64]] = {}
+        """By part, what each task's time is to be multiplied by."""
+        self.more_ns = np.zeros((len(ranks), num_steps), dtype=np.int64)
+        """What each rank has more to do in each step."""
+        for part in _OF_A_RANK:
+            self._compare(part, kernel if part is StepPart.COMPUTE else np.zeros_like(kernel))
+
+    def _compare(self, part: StepPart, kernel: Int64) -> None:
+        """Compares the ranks' times of a part, by step and kernel."""
+        spent = self.costs[self.tasks, part]
+        keys, column = np.unique(self.place * (int(kernel.max(initial=0)) + 1) + kernel, return_inverse=True)
+        step = np.zeros(len(keys), dtype=np.int64)
+        step[column] = self.place
+        own = np.zeros((len(self.ranks), len(keys)), dtype=np.int64)
+        np.add.at(own, (self.row, column), spent)
+        usual = _median_of_others(own)
+        num_steps = self.more_ns.shape[1]
+        more = np.array([np.bincount(step, weights=each, minlength=num_steps) for each in own - usual])
+        has_more = (more > 0)[:, step] & (own > 0)
+        factors = np.divide(usual, own, out=np.ones_like(usual), where=has_more)
+        self.factors[part] = factors[self.row, column]
+        self.more_ns += np.rint(np.maximum(more, 0)).astype(np.int64)
+
+    def of(self, rank: int | None = None) -> Int64:
+        """Costs with this rank, or every rank, like the others."""
+        costs = self.costs.copy()
+        chosen = slice(None) if rank is None else self.row == self.ranks.index(rank)
+        for part, factors in self.factors.items():
+            tasks = self.tasks[chosen]
+            costs[tasks, part] = np.rint(costs[tasks, part] * factors[chosen]).astype(np.int64)
+        return costs
+
+
+def _median_of_others(own: Int64) -> NDArray[np.float64]:
+    """For each row, the median of all other rows, by column."""
+    ordered, middle = np.sort(own, axis=0), (len(own) - 2) / 2
+    lower, upper = (
+        np.where(own > ordered[at], ordered[at], ordered[at + 1])
+        for at in (int(np.floor(middle)), int(np.ceil(middle)))
+    )
+    return np.asarray((lower + upper) / 2, dtype=np.float64)
 
 
 def replay(graph: Graph, costs: Int64) -> Int64:

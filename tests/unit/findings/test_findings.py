@@ -62,6 +62,8 @@ FORMS = (
     *(
         "balanced",
         "alike",
+        "several",
+        "changing",
         "in-job",
         "recorded",
         "lost",

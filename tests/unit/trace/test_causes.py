@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.launcher.findings.finding_kinds import ADVICE, KINDS, SPENT
+from gpurun.launcher.findings.trace_cases import WITHOUT
 from gpurun.launcher.trace.causes import (
     PARTS,
     Cause,
@@ -71,7 +72,7 @@ def test_the_call_of_a_rank_is_that_of_every_rank_only_where_all_are_in_it(
 
 def test_the_call_in_which_one_rank_copies_is_not_that_of_all() -> None:
     ranks = tuple(RankTime(rank, 100.0, {"host": 40.0 - 10 * rank}) for rank in (0, 1))
-    figures = {"who": "rank 0", "without_on": "all ranks", "call": "cudaMemcpyAsync"}
+    figures = {"who": "rank 0", "without": WITHOUT["all"], "call": "cudaMemcpyAsync"}
     cause = Cause("host", (0,), 40.0, 100.0, figures, replayed_ns=90.0)
     found = of_all_ranks(cause, MeasuredRanks(ranks, 0, is_whole=True))
     assert (found.figures["who"], found.figures.get("call")) == ("every rank", None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -319,6 +319,9 @@ _USUAL: dict[str, Any] = {
     "input": 20_000,
     "call": CALL_NS,
     "own": 1.0,
+    "first": 0,
+    "optimizer": 50_000,
+    "name": "layer",
 }
 
 
@@ -354,7 +357,9 @@ def plant(seed: int) -> Planted:
     def job(changed: bool) -> Job:
         is_changed = [changed and (not of_one or number == rank) for number in range(num_ranks)]
         programs = [
-            _even_program(random.Random(seed), _USUAL | (changes[cause] if each else {}), num_ranks, buckets)
+            _program_of(
+                random.Random(seed), [_USUAL | (changes[cause] if each else {})] * 2, num_ranks, buckets
+            )
             for each in is_changed
         ]
         return Job(programs, [1_000_000] * num_ranks, recorded=True)
@@ -365,24 +370,67 @@ def plant(seed: int) -> Planted:
     return Planted(whole, without, [60e6 + 1e4 * number for number in range(num_ranks)], cause, rank)
 
 
-def _even_program(
-    chance: random.Random, times: dict[str, Any], num_ranks: int, buckets: int
+UNEVEN = ("one more kernel", "longer optimizer", "other kernels", "slow node", "another rank in each step")
+
+
+def plant_uneven(seed: int) -> tuple[Planted, tuple[int, ...]]:
+    """Ranks of which some have more to do, beside transfers that may hide the waiting; and which do.
+
+    They are empty where it is another one in each step. As it should be, each has as much as the others.
+    """
+    chance = random.Random(seed)
+    cause, num_steps = UNEVEN[seed % len(UNEVEN)], chance.choice([4, 6])
+    num_ranks = chance.choice([4, 6, 8] if cause == "slow node" else [2, 3, 4, 8])
+    buckets, factor = chance.randint(1, 4), chance.uniform(1.4, 2.0)
+    times = _USUAL | {"transfer": chance.choice([50_000, 600_000, 900_000])}
+    work_ns = int(8 * buckets * times["kernel"] * (factor - 1))
+    late = tuple(sorted(chance.sample(range(num_ranks), num_ranks // 2 if cause == "slow node" else 1)))
+    change: dict[str, Any] = {
+        "one more kernel": {"first": work_ns},
+        "longer optimizer": {"optimizer": times["optimizer"] + work_ns},
+        "other kernels": {"own": factor, "name": "larger_layer"},
+    }.get(cause, {"own": factor})
+
+    def job(changed: bool) -> Job:
+        def times_of(rank: int, step: int) -> dict[str, Any]:
+            is_late = rank in late if cause != UNEVEN[-1] else rank == step % num_ranks
+            return times | (change if changed and is_late else {})
+
+        programs = [
+            _program_of(
+                random.Random(seed), [times_of(rank, step) for step in range(num_steps)], num_ranks, buckets
+            )
+            for rank in range(num_ranks)
+        ]
+        return Job(programs, [1_000_000] * num_ranks, recorded=True)
+
+    skews_us = [60e6 + 1e4 * number for number in range(num_ranks)]
+    planted = Planted(job(True), job(False).length_ns(), skews_us, cause, late[0])
+    return planted, () if cause == UNEVEN[-1] else late
+
+
+def _program_of(
+    chance: random.Random, steps: Sequence[dict[str, Any]], num_ranks: int, buckets: int
 ) -> list[list[Instruction]]:
-    """Steps of a loop that all ranks run alike; gradients are summed in so many buckets."""
-    layers, everyone, steps = 4 * buckets, tuple(range(num_ranks)), []
-    lengths = [int(times["kernel"] * times["own"] * chance.uniform(0.5, 1.5)) for _ in range(2 * layers)]
-    for number in range(2):
+    """Steps of a loop with these times; gradients are summed in so many buckets."""
+    layers, everyone, found = 4 * buckets, tuple(range(num_ranks)), []
+    shares = [chance.uniform(0.5, 1.5) for _ in range(2 * layers)]
+    for number, times in enumerate(steps):
         step = [Instruction("cpu", "input", times["input"])]
-        for layer, ns in enumerate(lengths):
+        if times["first"]:
+            step.append(Instruction("launch", "compute", times["first"], name="first"))
+        for layer, share in enumerate(shares):
             call_ns = times["call"] if number == 0 and layer == 1 else CALL_NS
+            ns = int(times["kernel"] * times["own"] * share)
             step.append(Instruction("cpu", "host", times["cpu"]))
-            step.append(Instruction("launch", "compute", ns, name=f"layer{layer}", call_ns=call_ns))
+            name = f"{times['name']}{layer}"
+            step.append(Instruction("launch", "compute", ns, name=name, call_ns=call_ns))
             if num_ranks > 1 and layer >= layers and layer % 4 == 3:
                 key = (everyone, number * buckets + layer // 4)
                 step.append(Instruction("wait", stream=COMM_STREAM, other=COMPUTE_STREAM))
                 step.append(Instruction("collective", "transfer", times["transfer"], COMM_STREAM, key=key))
         if num_ranks > 1:
             step.append(Instruction("wait", stream=COMPUTE_STREAM, other=COMM_STREAM))
-        step.append(Instruction("launch", "compute", 50_000, name="optimizer"))
-        steps.append([*step, Instruction("sync", stream=COMPUTE_STREAM)])
-    return steps
+        step.append(Instruction("launch", "compute", times["optimizer"], name="optimizer"))
+        found.append([*step, Instruction("sync", stream=COMPUTE_STREAM)])
+    return found

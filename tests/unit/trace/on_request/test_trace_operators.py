@@ -27,6 +27,7 @@ from tests.unit.trace.on_request.simulated_job import (
     Job,
     draw,
     plant,
+    plant_uneven,
 )
 from tests.unit.trace.trace_files import REAL, Event, kernel, launch, load, rank_info, span, step, write
 from tests.whole import first
@@ -628,6 +629,25 @@ def test_the_cause_is_what_saves_most_and_by_how_much(tmp_path: Path, seed: int)
         assert cause.ranks == (planted.rank,)
     saved_ns = (planted.job.length_ns() - planted.without) / len(report.ranks[0].steps)
     assert cause.saved_ns == pytest.approx(saved_ns, rel=0.02)
+
+
+@pytest.mark.parametrize("seed", first(20, range(100)))
+def test_ranks_that_have_more_to_do_are_named_with_what_that_costs(tmp_path: Path, seed: int) -> None:
+    """Of one rank, of some, or of another one in each step; transfers, where they cost more."""
+    planted, late = plant_uneven(seed)
+    planted.job.write(tmp_path, planted.skews_us)
+    report = analyse_paths([tmp_path])
+    num_steps, length_ns = len(report.ranks[0].steps), planted.job.length_ns()
+    saved_ns = (length_ns - planted.without) / num_steps
+    transfer_ns = (length_ns - planted.job.length_ns("transfer")) / num_steps
+    cause = trace_causes(report)[0]
+    if saved_ns > transfer_ns:
+        assert (cause.part, cause.ranks) == ("straggler", late)
+        assert cause.has_advice
+        assert cause.saved_ns == pytest.approx(saved_ns, rel=0.02)
+    else:
+        assert cause.part == "transfer"
+        assert cause.saved_ns == pytest.approx(transfer_ns, rel=0.02)
 
 
 def test_what_a_clock_gains_changes_no_saving(tmp_path: Path) -> None:
