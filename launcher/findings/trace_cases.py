@@ -72,6 +72,11 @@ PATH_OF_ALL = "The path and its gains are of all steps; causes are without {}."
 ONCE_FIRST = (
     "What is done once is the first cause, though not the largest gain here: later steps are without it."
 )
+EVENLY = (
+    "If all ranks computed and copied equally long, the job would be {} shorter.",
+    "If all ranks computed and copied equally long in each step, the job would be {} shorter.",
+)
+"""The second of several steps."""
 ISSUING = "the CPU: Python, calls that issue collectives"
 ALL_OF_CPU = (
     "all of the CPU's time that isn't compute",

@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 from gpurun.launcher.findings.trace_cases import (
     ALL_OF_CPU,
     BY_SHARES,
+    EVENLY,
     ISSUING,
     NO_PATH,
     ONCE_FIRST,
@@ -374,10 +375,7 @@ def _sentences(path: CriticalPath, has_launches: bool) -> list[str]:
     gain = _gain_sentence(path, has_launches)
     found = [f"{gain} Gains don't add up: with one part gone, another one becomes critical."]
     if path.even_gain_us is not None and path.even_gain_us > -_NOTHING_US:
-        found.append(
-            "If all ranks computed and copied equally long, "
-            f"the job would be {_of(path, path.even_gain_us)} shorter."
-        )
+        found.append(EVENLY[path.num_steps > 1].format(_of(path, path.even_gain_us)))
     if path.guessed_waits:
         found.append(
             f"{plural(path.guessed_waits, 'wait')} of one stream for another follow from times alone: "

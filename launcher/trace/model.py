@@ -193,9 +193,10 @@ class CriticalPath:
     ranks: tuple[PathPart, ...]
     """The path's time by rank, without transfer, which belongs to no rank."""
     even_gain_us: float | None
-    """The time that the job would gain if all ranks computed and copied equally long.
+    """The time that the job would gain if all ranks computed and copied equally long in each step.
 
-    Negative where it would be longer: the critical path may run over a rank that has less to do.
+    `None` where they have other steps. Negative where it would be longer: the critical path may run over a
+    rank that has less to do.
     """
     guessed_waits: int
     """Waits for GPU work that the traces don't record, but that their times show."""

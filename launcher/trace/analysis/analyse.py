@@ -585,4 +585,8 @@ def _path(digests: Ranks, matched: Matched) -> CriticalPath | None:
     found = [(rank, digest.tasks) for rank, digest in digests if digest.tasks is not None]
     if not found or not _has_times(digests):
         return None
-    return critical_path(_graph(found, digests, matched), max(len(digest.steps) for _, digest in digests))
+    numbers, *others = {tuple(scope.step for scope in digest.steps) for _, digest in digests}
+    ends = _step_ends(found, digests, matched)
+    steps = StepEnds(ends, range(len(numbers))) if numbers and not others else None
+    num_steps = max(len(digest.steps) for _, digest in digests)
+    return critical_path(_graph(found, digests, matched), num_steps, steps)

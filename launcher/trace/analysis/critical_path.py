@@ -823,12 +823,13 @@ WORDS = {
 }
 
 
-def critical_path(graph: Graph, num_steps: int) -> CriticalPath:
+def critical_path(graph: Graph, num_steps: int, steps: StepEnds | None = None) -> CriticalPath:
     """The tasks that decide how long the job takes, and what it would gain without each part.
 
     Args:
         graph: of all ranks.
         num_steps: how many steps it holds; 0 if unknown.
+        steps: when its steps end; `None` without steps, or where ranks have different ones.
     """
     costs = graph.costs.copy()
     costs[:, StepPart.HOST] += costs[:, StepPart.AHEAD]
@@ -852,7 +853,8 @@ def critical_path(graph: Graph, num_steps: int) -> CriticalPath:
         PathPart(*graph.labels[label], None, ns / 1000, _gain_us(graph, length, _without_label(graph, label)))
         for label, ns in spent
     ]
-    even = evenly(graph)
+    place = None if steps is None else steps.place_of_tasks(graph)
+    even = None if num_steps > 1 and place is None else evenly(graph, place)
     return CriticalPath(
         length_us=length / 1000,
         recorded_us=int(graph.ends.max(initial=0)) / 1000,
@@ -1086,18 +1088,24 @@ def on_path(graph: Graph, ends: Int64) -> Int64:
     return np.array(found, dtype=np.int64)
 
 
-def evenly(graph: Graph) -> Int64 | None:
-    """Costs with each rank's compute and copies scaled to the mean; `None` for a single rank."""
+def evenly(graph: Graph, place: Int64 | None) -> Int64 | None:
+    """Costs with each rank's compute and copies in each step scaled to the mean; `None` for a single rank.
+
+    `place`: of the step of each task; `None` where all are of one.
+    """
     columns = [StepPart.COMPUTE, StepPart.COPIES]
-    ranks = sorted(set(graph.rank.tolist()) - {-1})
-    sums = np.array([graph.costs[graph.rank == rank][:, columns].sum() for rank in ranks])
-    if len(ranks) < 2 or not sums.all():
+    numbers, row = np.unique(graph.rank, return_inverse=True)
+    step = np.maximum(np.zeros(len(row), dtype=np.int64) if place is None else place, 0)
+    sums = np.zeros((len(numbers), int(step.max(initial=0)) + 1), dtype=np.int64)
+    np.add.at(sums, (row, step), graph.costs[:, columns].sum(axis=1))
+    sums = sums[numbers >= 0]
+    if len(sums) < 2 or not sums.sum(axis=1).all():
         return None
-    costs = graph.costs.copy()
-    for rank, total in zip(ranks, sums.tolist(), strict=True):
-        mine = np.flatnonzero(graph.rank == rank)
-        for column in columns:
-            costs[mine, column] = np.rint(costs[mine, column] * (sums.mean() / total)).astype(np.int64)
+    factors = np.divide(sums.mean(axis=0), sums, out=np.ones(sums.shape), where=sums > 0)
+    costs, mine = graph.costs.copy(), np.flatnonzero(graph.rank >= 0)
+    of_task = factors[row[mine] - int((numbers < 0).sum()), step[mine]]
+    for column in columns:
+        costs[mine, column] = np.rint(costs[mine, column] * of_task)
     return costs
 
 
