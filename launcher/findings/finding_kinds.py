@@ -472,15 +472,17 @@ _ON_PARTS: Mapping[str, Mapping[str, str]] = {
         "": _LATE_RANK + _LESS_WORK,
         "-alike": _LATE_RANK,
         "-several": "find out what {who} have in common, such as their node, or give them less work",
-        "-changing": "give ranks equally much to do in each step (sort or bucket samples by length)",
+        "-changing": "give ranks equally much to do in each step, as by bucketing samples by length "
+        "(`gpurun view DIR` shows what differs)",
         "-in-job": f"{_SLOW_RANK}{_LESS_WORK} (split: balanced)",
         "-balanced": _SLOW_RANK,
     },
     "bubble": {"": "try more micro-batches per step, or an interleaved schedule"},
 }
 """By the part of a step, what is in use (`-with-…`), and to whom it is given: `-in-job` may set the keys of a
-job, `-balanced` may choose no other split, `-alike` is about a rank that has no more to do than others; of
-transfers also by strategy."""
+job, `-balanced` may choose no other split, `-alike` is about a rank that has no more to do than others,
+`-several` about ranks that have more, `-changing` about another one in each step; of transfers also by
+strategy."""
 ADVICE: Mapping[str, str] = {
     **{
         part.replace("_", "-") + form: f"[{{where}} spends {{percent}} of its step {SPENT[part]}: ]"

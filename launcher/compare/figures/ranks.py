@@ -416,7 +416,8 @@ class RankFigures:
     """What its trace shows of the CPU in each of the same steps, and what the job has in use."""
     savings_ms: Mapping[str, float] = field(default_factory=dict)
     """Milliseconds that a traced step would be shorter without a part on all ranks, and, as `rank`, without
-    this rank's work beyond that of the others; by a replay, empty where there is none."""
+    this rank's work beyond that of the others; `ranks` (of those it names) and `changing` as in `Saving`.
+    By a replay, empty where there is none."""
     queue_percent: float | None = None
     """The share of its step that it waited for a core that processes of others had; of a traced GPU, at most
     the share in which that GPU had nothing to do."""
