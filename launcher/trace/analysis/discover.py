@@ -243,13 +243,14 @@ def assign_ranks(digests: Sequence[Digest], lacking: Sequence[Digest] = ()) -> R
 
     In this order of trust: the rank that the trace states; the one in the name of its file or directory,
     unless several processes share it; one process, by its name or number, that was traced several times, one
-    after the other. What is left are ranks by their place. Of several captures, or jobs, the newest that has
-    all ranks counts.
+    after the other. What is left are ranks by their place. Of traces with the same content, unless they state
+    different ranks, one counts. Of several captures, or jobs, the newest that has all ranks counts.
 
     Args:
         digests: the traces.
         lacking: those without the chosen steps, which aren't shown, but count where ranks go by their place.
     """
+    digests, copies = _without_copies(digests)
     alike = grouped((each for each in digests if each.rank is None), _stated_rank)
     shared = {each for found in alike.values() if _are_of_processes(found) for each in found}
     stated: dict[int, list[Digest]] = {}
@@ -275,9 +276,35 @@ def assign_ranks(digests: Sequence[Digest], lacking: Sequence[Digest] = ()) -> R
     notes = [
         *_assumed("rank-by-name", by_name),
         *_assumed("rank-by-place", assumed, len(at_all) if len(at_all) > 1 else None),
-        *_left_out(of_rank, shown, {rank: numbers.get(rank, rank) for rank in (*stated, *shown)}),
+        *_left_out(
+            {rank: [copy for each in found for copy in copies[each]] for rank, found in of_rank.items()},
+            shown,
+            {rank: numbers.get(rank, rank) for rank in (*stated, *shown)},
+        ),
     ]
     return Ranked(tuple(sorted(chosen.items(), key=lambda item: item[0])), tuple(notes))
+
+
+def _without_copies(digests: Sequence[Digest]) -> tuple[list[Digest], dict[Digest, list[Digest]]]:
+    """One trace of each content, in their order; and by it, all that have this content.
+
+    What states no rank is a copy of what does. Of copies, the one with the shortest name counts: others are
+    called `copy of …` or `… (1)`.
+    """
+    copies: dict[Digest, list[Digest]] = {}
+    for alike in grouped(digests, _content).values():
+        of_rank = grouped(alike, _stated_rank)
+        nameless = of_rank.pop(None, []) if len(of_rank) > 1 else []
+        for i, same in enumerate(of_rank.values()):
+            found = same if i else [*same, *nameless]
+            copies[min(same, key=lambda each: len(each.path.name))] = found
+    return [each for each in digests if each in copies], copies
+
+
+def _content(of: Digest) -> tuple[object, ...]:
+    """What two processes never share: the same work at the same times, to the nanosecond."""
+    total = of.total
+    return of.process, of.device, _begin_ns(of), _end_ns(of), of.names, total.num_kernels, len(of.collectives)
 
 
 def _numbers(shown: Set[int], at_all: Set[int], stated: Set[int]) -> dict[int, int]:
@@ -447,11 +474,7 @@ def _left_out(
 
 def _why_left_out(each: Digest, shown: Digest) -> str:
     """The case of `LEFT_OUT` of a trace that is of the same rank as one that is shown."""
-
-    def what(of: Digest) -> tuple[object, ...]:
-        return of.process, _begin_ns(of), _end_ns(of), of.total.num_kernels, len(of.collectives)
-
-    if what(each) == what(shown):
+    if _content(each) == _content(shown):
         return "copies"
     if each.process == shown.process:
         return "captures"

@@ -20,8 +20,8 @@ from tests.wording import Wording
 
 def test_ranks_by_name_then_by_place(tmp_path: Path, wording: Wording) -> None:
     """Of files that are assumed alike one sentence speaks."""
-    for name in ("b.json", "rank_1.pt.trace.json", "a.json", "num_workers_7.json"):
-        write(tmp_path / name, [kernel("k", 0, 1)])
+    for length_us, name in enumerate(("b.json", "rank_1.pt.trace.json", "a.json", "num_workers_7.json"), 1):
+        write(tmp_path / name, [kernel("k", 0, length_us)])
     report = analyse_paths([tmp_path])
     ranks = {rank.rank: rank.files[0].rpartition("/")[2] for rank in report.ranks}
     assert ranks == {0: "a.json", 1: "rank_1.pt.trace.json", 2: "b.json", 3: "num_workers_7.json"}
@@ -287,10 +287,44 @@ def test_a_copy_and_another_trace_of_the_same_rank_are_called_so(tmp_path: Path,
     write_capture(tmp_path / "a.json", 0, 70, **rank_info(0, 2))
     write_capture(tmp_path / "b.json", 10, 71, **rank_info(1, 2))
     write_capture(tmp_path / "copy of a.json", 0, 70, **rank_info(0, 2))
-    write_capture(tmp_path / "c.json", 5, 80, **rank_info(1, 2))
+    write_capture(tmp_path / "c.json", 20, 80, **rank_info(1, 2))
     report = analyse_paths([tmp_path])
     assert len(report.ranks) == 2
     wording([each.replace(str(tmp_path), "TMP") for each in [report.findings[0].text, *trace_notes(report)]])
+
+
+@pytest.mark.parametrize(
+    ("original", "copy"),
+    [
+        ("a.json", "b.json"),
+        ("host_77.1700000000000000000.pt.trace.json", "host_77.1700000000000000000.pt.trace (1).json"),
+        ("trace.json", "trace.json.gz"),
+        ("rank3.json", "the one that was slow.json"),
+        ("rank3.json", "rank3 copy.json"),
+    ],
+)
+@pytest.mark.parametrize("num_others", [0, 1])
+def test_one_of_two_copies_counts(
+    tmp_path: Path, original: str, copy: str, num_others: int, wording: Wording
+) -> None:
+    """Whether or not there are other ranks, which the copy has in common with the original."""
+    for name in (original, copy):
+        write_capture(tmp_path / name, 0, 77)
+    for other in range(num_others):
+        write_capture(tmp_path / f"other {other}.json", 3, 78 + other)
+    report = analyse_paths([tmp_path])
+    shown = [Path(rank.files[0]).name for rank in report.ranks]
+    assert sorted(shown) == sorted([original, *(f"other {other}.json" for other in range(num_others))])
+    wording([each.replace(str(tmp_path), "TMP") for each in trace_notes(report) if "same content" in each])
+
+
+def test_copies_of_an_older_capture_are_left_out_with_it(tmp_path: Path, wording: Wording) -> None:
+    for begin_us in (0, 1_000):
+        for name in (f"{begin_us}.json", f"copy of {begin_us}.json"):
+            write_capture(tmp_path / name, begin_us, 77)
+    report = analyse_paths([tmp_path])
+    assert [Path(rank.files[0]).name for rank in report.ranks] == ["1000.json"]
+    wording([each.replace(str(tmp_path), "TMP") for each in trace_notes(report)])
 
 
 def test_an_older_capture_of_many_ranks_is_found(tmp_path: Path) -> None:
@@ -325,9 +359,9 @@ def test_files_that_say_nothing_of_each_other_are_assumed_to_be_of_one_job(
     tmp_path: Path, wording: Wording
 ) -> None:
     """At the same time, by clocks that don't show it; on different devices they are of different jobs."""
-    for name, device in (("a", "A100"), ("b", "A100"), ("c", "H100")):
+    for name, device, length_us in (("a", "A100", 90), ("b", "A100", 91), ("c", "H100", 90)):
         header = {"deviceProperties": [{"name": device}]}
-        write(tmp_path / f"{name}.json", [launch(0, 5, 1), kernel("k", 6, 90, 1)], **header)
+        write(tmp_path / f"{name}.json", [launch(0, 5, 1), kernel("k", 6, length_us, 1)], **header)
     report = analyse_paths([tmp_path])
     assert [Path(rank.files[0]).name for rank in report.ranks] == ["a.json", "b.json"]
     wording(report.findings[0].text)
