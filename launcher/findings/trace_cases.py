@@ -149,12 +149,12 @@ _OF_A_FILE: Mapping[str, str] = {
 _OF_ALL: Mapping[str, str] = {
     "not-read": "{why}",
     "other-jobs": "{num_captures:trace} in other directories left out: {directories}",
-    "captures": "{num_captures:other capture} of {who} left out, the newest with most ranks is shown; "
-    "`gpurun diff A B` compares two: {files}",
+    "captures": "of the captures with most ranks, the newest is shown; {num_captures:other} of {who} "
+    "left out (`gpurun diff A B` compares two): {files}",
     "copies": "{num_captures:trace} with the same content as one of {who} left out: {files}",
     "same-rank": "{num_captures:other trace} of {who}, recorded at the same time, left out: {files}",
-    "jobs-apart": "{num_captures:trace} of other jobs or another time left out, "
-    "the newest with most ranks is shown: {files}",
+    "jobs-apart": "of the jobs with most ranks, the newest is shown; {num_captures:trace} of other jobs or "
+    "another time left out: {files}",
     "one-rank-present": _PRESENT,
     "ranks-missing": _PRESENT + ", so bandwidths are at least those shown",
     "ranks-cut-off": "means, bubbles and causes are without {who}: what their files lack isn't known",
