@@ -19,6 +19,7 @@ from gpurun.launcher.grouping import grouped
 from gpurun.launcher.rundir.paths import places_of, real_path
 from gpurun.launcher.rundir.store import source_of
 from gpurun.launcher.trace.analysis.digest import Digest
+from gpurun.launcher.trace.kineto.classify import SYNCHRONISING
 from gpurun.launcher.trace.kineto.trace_file import ReadLimits, open_source
 from gpurun.launcher.units import first_of, ranks_text
 
@@ -48,6 +49,8 @@ LEFT_OUT = ("copies", "captures", "same-rank", "jobs-apart")
 """Cases of notes on traces that are left out beside those that are shown."""
 NEAR_NS, CLOCKS_NS = 3600 * 10**9, 60 * 10**9
 """Traces of one capture are no further apart, also where clocks differ; of several captures, less."""
+DAY_NS = 24 * 3600 * 10**9
+"""Nor are those whose collectives agree: the same training runs again on other days."""
 EARLIEST_NS = 10**18
 """The least Unix time; a clock that begins anew shows earlier ones."""
 _OF_WORKER = re.compile(r"(.+)\.\d{10,20}\.pt\.trace\.json")
@@ -419,6 +422,8 @@ def _are_near(digests: Sequence[Digest], within_ns: int) -> bool:
     is_known = all(_stated_rank(each) is not None or each.communicates for each in digests)
     apart_ns = last_ns - min(map(_end_ns, digests))
     is_near = apart_ns <= (within_ns if is_known else 0) or (is_known and first_ns < EARLIEST_NS)
+    if not is_near and within_ns == NEAR_NS and apart_ns <= DAY_NS:
+        is_near = all(_communicate_together(digests[0], each) for each in digests[1:])
     is_alike = is_known or len({each.device for each in digests if not each.is_cut}) < 2
     is_one = len(sizes) < 2 and is_near and is_alike
     return is_one and all(_may_be_together(digests[0], each) for each in digests[1:])
@@ -438,12 +443,46 @@ def _may_be_together(first: Digest, other: Digest) -> bool:
     if first.clock is not None and first.clock == other.clock:
         return False
     ends, others = ({step.step or 0: step.measure.end for step in each.steps} for each in (first, other))
-    common = sorted(ends.keys() & others.keys())
+    common = ends.keys() & others.keys()
     if len(common) < 2:
         return bool(common) or min(len(ends), len(others)) < 2
-    apart = [ends[step] - others[step] for step in common]
-    lengths = [each[common[-1]] - each[common[0]] for each in (ends, others)]
-    return max(apart) - min(apart) <= SAME_PACE * max(lengths) / (len(common) - 1)
+    return _pace_differs([(ends[step], others[step]) for step in common]) <= SAME_PACE
+
+
+def _pace_differs(ends: Sequence[tuple[int, int]]) -> float:
+    """How far the time between two clocks' ends of the same moves, as a share of the mean from end to end.
+
+    Args:
+        ends: by both clocks; at least two.
+    """
+    apart = [first - other for first, other in ends]
+    length = max(max(times) - min(times) for times in ([own for own, _ in ends], [own for _, own in ends]))
+    return (max(apart) - min(apart)) * (len(ends) - 1) / max(length, 1)
+
+
+SAME_ENDS, MIN_COLLECTIVES = 0.05, 3
+"""The share of their distance by which the ends of collectives may differ; and how many have to agree."""
+
+
+def _communicate_together(first: Digest, other: Digest) -> bool:
+    """Whether both state a rank and show the same collectives, by their numbers, ending at one pace.
+
+    No rank leaves them before all have come; those of another run end at other times.
+    """
+    if None in (first.rank, other.rank) or first.rank == other.rank:
+        return False
+    ends, others = (
+        {
+            (work.group, work.kind, work.sequence, work.num_bytes): work.end
+            for work in each.collectives
+            if work.kind in SYNCHRONISING and work.sequence is not None
+        }
+        for each in (first, other)
+    )
+    common = ends.keys() & others.keys()
+    if len(common) < max(MIN_COLLECTIVES, min(len(ends), len(others))):
+        return False
+    return _pace_differs([(ends[work], others[work]) for work in common]) <= SAME_ENDS
 
 
 def _left_out(

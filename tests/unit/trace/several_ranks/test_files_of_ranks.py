@@ -14,6 +14,7 @@ from gpurun.launcher.trace import parallel
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.model import TraceReport
 from tests.said import trace_notes
+from tests.unit.trace.several_ranks.generated_job import RING
 from tests.unit.trace.trace_files import kernel, launch, rank_info, span, step, write
 from tests.wording import Wording
 
@@ -342,6 +343,41 @@ def test_times_that_no_clock_shows_make_no_replay(tmp_path: Path) -> None:
         info = {**rank_info(rank, 2), "baseTimeNanoseconds": base_ns}
         write(tmp_path / f"{rank}.json", [launch(0, 1, 1), kernel("k", 2, 9, 1)], **info)
     assert analyse_paths([tmp_path], None, frozenset({"critical-path"})).savings == ()
+
+
+def communicating(path: Path, rank: int, later_us: float, lags_us: list[float], first: int = 0) -> None:
+    """A trace of all-reduces every 10 ms by a clock that is fast."""
+    group = {"Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Group size": 2}
+    sizes = {"Collective name": "allreduce", "In msg nelems": 100, "Out msg nelems": 100, "dtype": "Float"}
+    events = []
+    for number, lag_us in enumerate(lags_us, 1):
+        at = BEGIN_US + later_us + 10_000 * number + lag_us
+        work = kernel(RING, at - 500, 500, number, **group, **sizes, Seq=first + number)
+        events += [launch(at - 900, 5, number), work]
+    write(path, events, **rank_info(rank, 2))
+
+
+@pytest.mark.parametrize(
+    ("hours", "lags_us", "first", "num_ranks"),
+    [
+        (2, [40, -60, 0, 90], 0, 2),
+        (2, [900, -700, 0, 400], 0, 1),
+        (2, [0, 0, 0, 0], 4, 1),
+        (2, [0, 0], 0, 1),
+        (42 * 24, [0, 0, 0, 0], 0, 1),
+    ],
+    ids=["one run", "another pace", "other collectives", "too few", "another day"],
+)
+def test_clocks_that_are_hours_apart_are_those_of_one_job_if_its_collectives_agree(
+    tmp_path: Path, hours: int, lags_us: list[float], first: int, num_ranks: int
+) -> None:
+    communicating(tmp_path / "a.json", 0, 0, [0.0] * len(lags_us))
+    communicating(tmp_path / "b.json", 1, hours * 3_600e6, lags_us, first)
+    report = analyse_paths([tmp_path])
+    assert [rank.rank for rank in report.ranks] == [0, 1][-num_ranks:]
+    assert len([each for each in report.collectives if len(each.ranks) == 2]) == (
+        len(lags_us) if num_ranks == 2 else 0
+    )
 
 
 def test_programs_that_ran_one_after_the_other_are_no_ranks(tmp_path: Path, wording: Wording) -> None:
