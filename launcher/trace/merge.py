@@ -20,7 +20,7 @@ from gpurun.launcher.trace.analysis.collectives.clocks import Realigned
 from gpurun.launcher.trace.analysis.collectives.local_collectives import RankPart
 from gpurun.launcher.trace.analysis.collectives.match import Collective
 from gpurun.launcher.trace.analysis.digest import Digest
-from gpurun.launcher.trace.analysis.discover import MARK, find_traces, place_for
+from gpurun.launcher.trace.analysis.discover import find_traces, mark_of_merged, place_for
 from gpurun.launcher.trace.kineto.classify import KERNEL_CATEGORIES, GpuKind, HostKind, gpu_kind, host_kind
 from gpurun.launcher.trace.kineto.columns import MAX_NS, time_texts
 from gpurun.launcher.trace.kineto.trace_file import ReadLimits, TraceBlocks, allowed_bytes, open_source
@@ -81,7 +81,8 @@ def merge_traces(
 def _write(analysis: Analysis, within: Sequence[Path], file: IO[bytes] | gzip.GzipFile) -> None:
     """The events, rank by rank, a block at a time."""
     base_ns = analysis.report.base_time_ns // 1_000_000_000 * 1_000_000_000
-    header = MARK | {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": base_ns}
+    mark = mark_of_merged([digest.path for _, digest in analysis.ranked.digests])
+    header = mark | {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": base_ns}
     file.write(msgspec.json.encode(header)[:-1] + b',"traceEvents":[\n')
     encode = msgspec.json.Encoder().encode
     separator = b""

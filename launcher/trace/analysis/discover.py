@@ -90,17 +90,31 @@ def find_traces(paths: Sequence[Path], within: Sequence[Path] = ()) -> FoundTrac
         if path.is_dir():
             _look_into(path, within, files, notes)
         elif is_merged(path, within):
-            notes.append(noticed("merged", file=str(path)))
+            notes.append(_note_on_merged(path, within))
         else:
             files.append(path)
     unique = {file.resolve(): file for file in reversed(files)}
     if not unique:
-        named = ", ".join(map(str, paths)) or "nothing"
-        missing = f"{named}: no traces here (looked for *.json and *.json.gz)"
-        raise TraceError("\n".join([missing, *(each.text for each in notes), HOW_TO_TRACE]))
+        raise _no_traces(paths, notes)
     searched = tuple(path for path in paths if path.is_dir())
     kept = tuple(file for file in files if unique.get(file.resolve()) is file)
     return FoundTraces(kept, tuple(notes), searched, within)
+
+
+def _no_traces(paths: Sequence[Path], notes: Sequence[Finding]) -> TraceError:
+    """Nothing is left to analyse: where traces were looked for, what was found instead, and what to do."""
+    searched = [path for path in paths if path.is_dir()]
+    named = ", ".join(map(str, searched)) or "nothing"
+    missing = f"{named}: no traces here (looked for *.json and *.json.gz)"
+    has_merged = any(note.figures["case"] == "merged" for note in notes)
+    told = [] if notes and not searched else [missing]
+    advice = "    name the traces of the ranks, or their directory" if has_merged else HOW_TO_TRACE
+    return TraceError("\n".join([*told, *(each.text for each in notes), advice]))
+
+
+def _note_on_merged(path: Path, within: Sequence[Path]) -> Finding:
+    mark = _mark(path, within)
+    return noticed("merged", file=str(path), files=first_of(mark.of, MAX_LISTED) if mark.of else None)
 
 
 def _look_into(directory: Path, within: Sequence[Path], files: list[Path], notes: list[Finding]) -> None:
@@ -117,7 +131,7 @@ def _look_into(directory: Path, within: Sequence[Path], files: list[Path], notes
         if not any(map(place.is_relative_to, within)):
             notes.append(noticed("link-not-followed", file=str(path)))
         elif path.is_file() and is_merged(path, within):
-            notes.append(noticed("merged", file=str(path)))
+            notes.append(_note_on_merged(path, within))
         elif path.is_file():
             files.append(path)
 
@@ -526,28 +540,42 @@ def rank_in_name(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-MARKED_BYTES = 4096
-MARK = {"gpurun": {"merged": True}}
-"""The beginning of a merged trace's header."""
+MARKED_BYTES = 1 << 16
+"""The most that the header of a merged trace has before its events."""
 
 
 class _Mark(msgspec.Struct):
     merged: bool = False
+    of: Sequence[str] = ()
+    """The traces that it was merged from, within the directory that has them all."""
 
 
 class _Header(msgspec.Struct):
     gpurun: _Mark | None = None
 
 
+def mark_of_merged(files: Sequence[Path]) -> dict[str, dict[str, object]]:
+    """The beginning of the header of a trace merged from these; their names are left out if too long."""
+    places = [file.absolute() for file in files]
+    root = os.path.commonpath([place.parent for place in places]) if places else ""
+    names = [str(place.relative_to(root)) for place in places]
+    is_short = len(msgspec.json.encode(names)) < MARKED_BYTES // 2
+    return {"gpurun": {"merged": True, **({"of": names} if is_short else {})}}
+
+
 def is_merged(path: Path, within: Sequence[Path] = ()) -> bool:
     """Whether the header marks the file as a trace merged by gpurun; false for unreadable files."""
+    return _mark(path, within).merged
+
+
+def _mark(path: Path, within: Sequence[Path]) -> _Mark:
     try:
         with open_source(path, ReadLimits(within=within)) as source:
             head, found, _ = source.read(MARKED_BYTES).partition(b'"traceEvents"')
         header = msgspec.json.decode(head.rstrip(b", \r\n\t") + b"}", type=_Header) if found else _Header()
     except (TraceError, msgspec.DecodeError, RecursionError):
-        return False
-    return header.gpurun is not None and header.gpurun.merged
+        return _Mark()
+    return header.gpurun or _Mark()
 
 
 def place_for(out: Path, inputs: Sequence[Path] = ()) -> Path:

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from gpurun.launcher.cli.main import cli
-from gpurun.launcher.errors import MachineError, SpecError
+from gpurun.launcher.errors import MachineError, SpecError, TraceError
 from gpurun.launcher.report.terminal.changes import render_trace_diff
 from gpurun.launcher.report.terminal.trace import render_tables, render_trace
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
-from gpurun.launcher.trace.analysis.discover import is_merged
+from gpurun.launcher.trace.analysis.discover import is_merged, mark_of_merged
 from gpurun.launcher.trace.diff import Change, TraceDiff, diff_traces
 from gpurun.launcher.trace.merge import merge_traces
 from gpurun.launcher.trace.model import TraceReport
@@ -453,6 +453,20 @@ def test_a_merged_trace_next_to_the_ranks_is_passed_over(capture: Path, name: st
     assert report.ranks == alone.ranks
     merge_traces([capture], capture / name)  # once more, over the older one
     assert (capture / name).read_bytes() == first
+
+
+@pytest.mark.parametrize("num_ranks", [2, 1000, 4000])
+def test_a_merged_trace_by_itself_names_those_of_the_ranks(
+    tmp_path: Path, num_ranks: int, wording: Wording
+) -> None:
+    """Not where they are too many for its header."""
+    (tmp_path / "new").mkdir()
+    files = [tmp_path / f"node{rank}" / "rank.json" for rank in range(num_ranks)]
+    mark = mark_of_merged(files)
+    write(tmp_path / "new" / "all.json.gz", [], **mark)
+    for path in (tmp_path / "new" / "all.json.gz", tmp_path / "new"):
+        with wording.raises(TraceError):
+            analyse_paths([path])
 
 
 @pytest.mark.parametrize("show", [[], ["--show", "kernels"], ["--json", "--show", "all"]])
