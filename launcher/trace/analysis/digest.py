@@ -683,7 +683,7 @@ def _window(host: list[HostStep], steps: list[Step], kept: list[int]) -> tuple[i
 
 
 def _refuse_empty(trace: Trace, path: Path) -> None:
-    if len(trace.gpu) or len(trace.ops) or trace.ranges:
+    if not trace.writer.reader and (len(trace.gpu) or len(trace.ops) or trace.ranges):
         return
     reasons = [] if trace.cut is None else [f"cut off at byte {trace.cut}: what was to follow is missing"]
     if not trace.writer.reader:  # what another program writes isn't malformed for being unlike Kineto's

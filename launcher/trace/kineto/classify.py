@@ -45,7 +45,7 @@ class Writer:
     """Who wrote the events of a file."""
 
     name: str
-    mark: bytes = b""
+    mark: re.Pattern[bytes] | None = None
     """Text in its first events, and in those of no other writer."""
     reader: str = ""
     """The program that reads its traces, if gpurun doesn't."""
@@ -56,13 +56,15 @@ class Writer:
 
 
 KINETO = Writer("torch.profiler")
-OLD_AUTOGRAD = Writer("torch.autograd.profiler", b'"pid": "CPU functions"', note="old-autograd")
+OLD_AUTOGRAD = Writer("torch.autograd.profiler", re.compile(rb'"pid": "CPU functions"'), note="old-autograd")
 _WRITERS = (
     OLD_AUTOGRAD,
-    Writer("torch_npu", b'"Ascend Hardware"', device="NPU", note="from-torch-npu"),
-    Writer("rocprof before version 3", b'"CPU HIP API"', "ui.perfetto.dev"),
-    Writer("TensorFlow", b'"/job:', "chrome://tracing"),
-    Writer("Nsight Systems", b'"CUPTI_ACTIVITY_KIND', "`nsys stats`"),
+    Writer("torch_npu", re.compile(rb'"Ascend Hardware"'), device="NPU", note="from-torch-npu"),
+    Writer("rocprof before version 3", re.compile(rb'"CPU HIP API"'), "ui.perfetto.dev"),
+    Writer("TensorFlow", re.compile(rb'"/job:'), "chrome://tracing"),
+    Writer("Nsight Systems", re.compile(rb'"CUPTI_ACTIVITY_KIND'), "`nsys stats`"),
+    Writer("ONNX Runtime", re.compile(rb'"cat"\s*:\s*"(?:Session|Node)"'), "ui.perfetto.dev"),
+    Writer("Paddle", re.compile(rb'"tid"\s*:\s*"[0-9]+\((?:C\+\+|Python)\)"'), "VisualDL"),
 )
 
 
@@ -81,7 +83,7 @@ def writer_of(block: bytes, known: Writer | None = None) -> Writer:
     """
     if known is not None and not (known is KINETO and _TEXT_TIME.search(block, 0, _LOOKED_AT_BYTES)):
         return known
-    return next((each for each in _WRITERS if each.mark in block), KINETO)
+    return next((each for each in _WRITERS if each.mark and each.mark.search(block)), KINETO)
 
 
 KERNEL_CATEGORIES = frozenset({"kernel", "Kernel"})

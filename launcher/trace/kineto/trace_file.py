@@ -26,7 +26,14 @@ from numpy.typing import NDArray
 from gpurun.launcher.errors import TraceError
 from gpurun.launcher.rundir.files import open_file
 from gpurun.launcher.trace.intervals import Int64
-from gpurun.launcher.trace.kineto.writers import HEAD_BYTES, TOKENS, kind_of_document, kind_of_file
+from gpurun.launcher.trace.kineto.writers import (
+    HEAD_BYTES,
+    LIST_OF_LISTS,
+    TOKENS,
+    kind_of_document,
+    kind_of_file,
+    known_document,
+)
 from gpurun.launcher.units import format_count
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -468,6 +475,8 @@ class TraceBlocks(Generic[Event]):
 
     def _find_start(self) -> int | None:
         text = self._buffer.lstrip(_SPACE + _BYTE_ORDER_MARK)
+        if LIST_OF_LISTS.match(text):
+            return None
         if text[:1] == b"[":
             return len(self._buffer) - len(text) + 1
         return find_events(self._buffer) if text[:1] == b"{" else None
@@ -478,8 +487,10 @@ class TraceBlocks(Generic[Event]):
         if first not in (b"{", b"["):
             start = len(self._buffer) - len(self._buffer.lstrip(_SPACE))
             return TraceError(f"{path}: byte {start}: {kind_of_file(bytes(self._buffer[:HEAD_BYTES]))}")
-        self._refuse_damage(b"")
-        return TraceError(f"{path}: {kind_of_document(self._buffer)}")
+        known = known_document(self._buffer.lstrip(_SPACE))
+        if known is None:
+            self._refuse_damage(b"")
+        return TraceError(f"{path}: {known or kind_of_document(self._buffer)}")
 
     def _guess(self) -> tuple[list[Event], bytes] | None:
         """The block up to the last apparent end of an event in `BLOCK_BYTES`, if it is one."""

@@ -38,9 +38,15 @@ _STARTS = (
     (b"<", "HTML or XML"),
     (b"version https://git-lfs", "a pointer of Git LFS, whose file `git lfs pull` gets"),
 )
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
+_PACKET = 0x0A
+"""The tag of a packet in a trace of Perfetto."""
 _XPLANE = re.compile(rb"\A\n.{0,64}/(host|device):", re.DOTALL)
 """How XLA's profile begins: a plane with a name. Source: `xplane.proto` of TSL."""
+_LINES = re.compile(rb"\A\s*\{.*\}[ \t]*\r?\n\s*\{")
+"""How JSON Lines begin: an object a line."""
+LIST_OF_LISTS = re.compile(rb"\[\s*\[")
 _DOCUMENTS = (
     ({"schema", "nodes"}, "a PyTorch execution trace, which has no times", ""),
     ({"rocprofiler-sdk-tool"}, "a result of rocprofv3", ": TraceLens reads it"),
@@ -82,10 +88,29 @@ def kind_of_file(head: bytes) -> str:
         known = f"a tar archive: {_UNPACK}"
     if _XPLANE.match(head):
         known = "a profile of XLA (JAX, TensorFlow): TensorBoard's plugin xprof reads it"
+    elif head.startswith(_UTF16):
+        return "text in UTF-16, as PowerShell writes it, not in UTF-8: convert it first"
+    elif known is None and _is_perfetto(head):
+        known = "a trace of Perfetto in protobuf: ui.perfetto.dev reads it"
     if known is None:
         return f"not JSON, but {_content(head)}"
     what, colon, advice = known.partition(": ")
     return f"{what}, not JSON{colon}{advice}"
+
+
+def _is_perfetto(head: bytes) -> bool:
+    """Whether these are packets, each with its length, up to the end. Source: Perfetto's `trace.proto`."""
+    at = 0
+    while at < len(head):
+        length, shift, byte = 0, 0, head[at]
+        if byte != _PACKET:
+            return False
+        for byte in head[at + 1 : at + 6]:
+            at, length, shift = at + 1, length | (byte & 0x7F) << shift, shift + 7
+            if byte < 0x80:
+                break
+        at += 1 + length
+    return at == len(head) or (len(head) == HEAD_BYTES and any(byte < ord("\t") for byte in head))
 
 
 def _content(head: bytes) -> str:
@@ -97,13 +122,30 @@ def _content(head: bytes) -> str:
     return f'text that begins with "{line[:20]}"' if text else "nothing but spaces"
 
 
-def kind_of_document(text: bytes | bytearray) -> str:
-    """The kind of a JSON object without events, by its keys; or that it is cut off."""
-    keys, is_whole = _top_keys(text)
-    without = f"no traceEvents up to byte {len(text)}"
+def known_document(text: bytes | bytearray) -> str | None:
+    """The kind of JSON objects without events, one or a line each, or of a list of lists, if it is known."""
+    if LIST_OF_LISTS.match(text):
+        return (
+            "a list of lists, such as torch.profiler's memory timeline, not a trace: "
+            "export_memory_timeline draws it in a file that ends in .html"
+        )
+    keys, _ = _top_keys(text)
     for needed, what, reader in _DOCUMENTS:
         if needed <= set(keys):
-            return f"{what}, not a trace of torch.profiler ({without}){reader}"
+            return f"{what}, not a trace of torch.profiler ({_without(text)}){reader}"
+    if _LINES.match(text):
+        return f"JSON Lines with the keys {_listed(list(dict.fromkeys(keys)))}, not a trace: {_without(text)}"
+    return None
+
+
+def _without(text: bytes | bytearray) -> str:
+    return f"no traceEvents up to byte {len(text)}"
+
+
+def kind_of_document(text: bytes | bytearray) -> str:
+    """The kind of another JSON object without events, by its keys; or that it is cut off."""
+    keys, is_whole = _top_keys(text)
+    without = _without(text)
     if not is_whole:
         return f"cut off, or not a trace of torch.profiler: {without}"
     named = f"with the keys {_listed(keys)}" if keys else "without keys"
