@@ -248,6 +248,8 @@ def with_cpu(cause: Cause, rank: CpuFacts, ranks: Mapping[int, CpuFacts]) -> Cau
     if cause.part == "host":
         figures["operator"] = None if is_shared else rank.computes_in
         figures["inside"] = None if figures["operator"] else shown.inside
+    if cause.part == "unrecorded":
+        figures["inside"] = shown.inside
     if cause.part in ("host", "unread"):
         figures["has_stacks"] = rank.has_stacks or None
     if cause.part == "gaps" and shown.blocked_in:

@@ -423,7 +423,7 @@ class CpuFacts:
     """The operator in which it computes itself longest, if it does so for most of `of_launches`."""
     inside: str | None = None
     """The innermost operator or annotation in which it is, without launching anything, for most of
-    `of_launches`."""
+    `unrecorded`, or of the rest of `of_launches`: of the larger."""
     once_us: Mapping[str, float] = field(default_factory=dict)
     """`idle_by_cause_us.one_off` by what it does once: calls by name, `torch.compile` and the like."""
     remedies: tuple[Remedy, ...] = ()

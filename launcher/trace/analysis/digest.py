@@ -30,7 +30,11 @@ from gpurun.launcher.trace.analysis.collectives.local_collectives import (
 )
 from gpurun.launcher.trace.analysis.critical_path import Tasks, task_window, tasks_of
 from gpurun.launcher.trace.analysis.on_request.rank_tables import RankTables, rank_tables
-from gpurun.launcher.trace.analysis.python_functions import LoopFunctions, with_awaited_data
+from gpurun.launcher.trace.analysis.python_functions import (
+    LoopFunctions,
+    launching_threads,
+    with_awaited_data,
+)
 from gpurun.launcher.trace.analysis.steps import (
     LONG_GAP_NS,
     LONG_LAUNCH_NS,
@@ -641,22 +645,24 @@ def _cpu_facts(
     idle = picture.idle(window)
     of_launches = reduce(Intervals.join, (idle[cause] for cause in ("host", "launching", "latency")))
     in_gaps = reduce(Intervals.join, (idle[cause] for cause in GAPS_OF_IDLE))
-    parts = {"host": of_launches, "data": idle["data"], "other": in_gaps}
+    parts = {"host": of_launches, "data": idle["data"], "other": in_gaps, "unrecorded": idle["unrecorded"]}
     idle_once = {name: times.intersect(idle["one_off"]) for name, times in _once_by_name(trace, once)}
     remedies = tuple(name for name, shows in IN_USE.items() if any(map(shows.match, _all_names(trace))))
     functions = LoopFunctions.of(trace, work) if len(trace.functions) else None
 
     def facts(start_ns: int, end_ns: int) -> CpuFacts:
         inside = {name: part.clip(start_ns, end_ns) for name, part in parts.items()}
+        own = window.clip(start_ns, end_ns)
+        held = max(inside["host"], inside["unrecorded"], key=lambda part: part.length_ns)
         return CpuFacts(
-            functions=functions.around(inside, window.clip(start_ns, end_ns)) if functions else {},
+            functions=functions.around(inside, own) if functions else {},
             blocked_in=picture.blocked_in(inside["other"]),
             blocked_once_us=None
             if (once_ns := picture.blocked_once_ns(inside["other"])) is None
             else once_ns / 1000,
             launches_in=picture.launches_in(idle["launching"].clip(start_ns, end_ns)),
             computes_in=picture.computes_in(inside["host"]),
-            inside=picture.holding_range(inside["host"], window.clip(start_ns, end_ns)),
+            inside=picture.holding_range(held, own),
             once_us={
                 name: us
                 for name, part in idle_once.items()
@@ -742,12 +748,19 @@ def _one_off_times(trace: Trace, once: OneOffWork) -> list[NameTime]:
     return sorted(rows, key=lambda row: -row.host_ns)
 
 
-def _unrecorded(trace: Trace, once: OneOffWork) -> Intervals:
-    """When nothing is recorded of the CPU; never where Python's stacks would be."""
+def _unrecorded(trace: Trace, once: OneOffWork, threads: NDArray[np.int32]) -> Intervals:
+    """When nothing is recorded of these threads, which launch; never where Python's stacks would be.
+
+    Where calls have other numbers of threads than operators, all threads count.
+    """
     if trace.has_stacks:
         return EMPTY
     says = np.array([not COMPILED.match(name) for name in trace.op_names], dtype=bool)[trace.ops.name]
-    recorded = trace.ops.where(says).covered.join(trace.launches.covered).join(once.covered)
+    calls, ops = trace.launches.covered, trace.ops.where(says)
+    if np.isin(trace.ops.thread, threads).any():
+        calls = trace.launches.where(np.isin(trace.launches.thread, threads)).covered
+        ops = ops.where(np.isin(ops.thread, threads))
+    recorded = ops.covered.join(calls).join(once.covered)
     recorded = recorded.join(trace.union_of(HostKind.DATA)).join(trace.union_of(HostKind.COMM))
     return recorded.gaps(-MAX_NS, MAX_NS)
 
@@ -762,8 +775,10 @@ class _GpuPicture:
         calls, launching = trace.launches, np.unique(trace.launches.thread[work.launch[work.is_known]])
         is_long = (calls.duration >= LONG_LAUNCH_NS) & np.isin(calls.thread, launching)
         self.blocking = calls.where(is_long)
-        self.holding = Holding.of(trace, launching)
-        self.computing = computing_operators(trace, launching)
+        own = np.unique(launching_threads(trace, work))
+        own = own if len(own) else launching
+        self.holding = Holding.of(trace, own)
+        self.computing = computing_operators(trace, own)
         self.waits = Waits(
             data=trace.union_of(HostKind.DATA),
             comm=trace.union_of(HostKind.COMM),
@@ -773,7 +788,7 @@ class _GpuPicture:
             blocking=self.blocking.covered.subtract(once.covered),
             allocating=self._blocking_in(ALLOCATING_CALLS),
             loading=self._blocking_in(LOADING_CALLS),
-            unrecorded=_unrecorded(trace, once),
+            unrecorded=_unrecorded(trace, once, own),
         )
         self.by_step = np.argsort(work.step, kind="stable")
         self.sorted_steps = work.step[self.by_step]

@@ -50,12 +50,12 @@ def with_awaited_data(trace: Trace, work: Launched) -> Trace:
 
 def _loop_threads(trace: Trace, work: Launched) -> set[int]:
     marked = {each.thread for each in trace.of_kind(HostKind.STEP)}
-    launching = set(_launching(trace, work).tolist())
+    launching = set(launching_threads(trace, work).tolist())
     working = marked.union(*(np.unique(each.thread).tolist() for each in (trace.ops, trace.annotations)))
     return marked | launching if not launching or launching & working else set()
 
 
-def _launching(trace: Trace, work: Launched) -> NDArray[np.int32]:
+def launching_threads(trace: Trace, work: Launched) -> NDArray[np.int32]:
     """The thread of each launch of a computing kernel."""
     computes = work.is_known & (trace.gpu.kind == GpuKind.COMPUTE)
     threads: NDArray[np.int32] = trace.launches.thread[work.launch[computes]]
@@ -86,7 +86,7 @@ class LoopFunctions:
     def of(trace: Trace, work: Launched) -> LoopFunctions:
         """Functions of the thread that launches most kernels; without any, of that with most time in ops."""
         threads = np.unique(trace.functions.thread)
-        by, weights = _launching(trace, work), None
+        by, weights = launching_threads(trace, work), None
         if not len(trace.gpu):
             by, weights = trace.ops.thread, trace.ops.duration
         amounts = np.bincount(by, weights, minlength=len(trace.threads))[threads]

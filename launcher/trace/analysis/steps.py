@@ -366,18 +366,17 @@ ALLOCATING = ("aten::empty", "aten::new_empty", "aten::resize_")
 
 
 def computing_operators(trace: Trace, threads: NDArray[np.int32]) -> Spans:
-    """Long operators of torch in which these threads call no GPU: the CPU computes itself."""
+    """Long operators of torch in which none of these threads calls the GPU: the CPU computes itself.
+
+    While another one launches, as in a backward pass, an operator only waits for it.
+    """
     is_torchs = np.array(
         [name.startswith("aten::") and not name.startswith(ALLOCATING) for name in trace.op_names], dtype=bool
     )
     ops, calls = trace.ops, trace.launches
     mine = ops.where((ops.duration >= LONG_LAUNCH_NS) & is_torchs[ops.name] & np.isin(ops.thread, threads))
-    alone = np.ones(len(mine), dtype=bool)
-    for thread in threads.tolist():
-        starts = np.sort(calls.start[calls.thread == thread])
-        held = np.searchsorted(starts, mine.end) > np.searchsorted(starts, mine.start)
-        alone &= ~held | (mine.thread != thread)
-    return mine.where(alone)
+    starts = np.sort(calls.start[np.isin(calls.thread, threads)])
+    return mine.where(np.searchsorted(starts, mine.end) == np.searchsorted(starts, mine.start))
 
 
 NEARLY_ALL = 0.8

@@ -381,7 +381,7 @@ def called(name: str, start: float, end: float, category: str = "cuda_runtime") 
         (
             9_000,
             [called("Torch-Compiled Region: 0/0", 60, 9_010, "cpu_op")],
-            "the CPU, of which mostly nothing is recorded: record the profiler's with_stack=True",
+            "the CPU, of which mostly nothing is recorded but that it is in Torch-Compiled Region: 0/0",
         ),
     ],
 )
@@ -506,6 +506,50 @@ def test_time_after_the_last_work_waits_for_the_cpu(tmp_path: Path) -> None:
     assert causes["host"].lost_ns == 780_000
     assert causes["host"].replayed_ns == pytest.approx(780_000, abs=15_000)
     assert "78 % of its step (0.780 of 1.00 ms) waiting for the CPU to launch work" in report.conclusion
+
+
+def other_thread(*events: Event) -> list[Event]:
+    """The events on a thread that launches nothing, or but copies."""
+    return [event | {"tid": 7} for event in events]
+
+
+COPIES = [
+    span("cuda_runtime", "cudaMemcpyAsync", 4_000, 5, 7, correlation=8),
+    kernel("Memcpy HtoD (Pinned -> Device)", 4_010, 10, 8) | {"cat": "gpu_memcpy"},
+]
+NOT_KNOWN = "waiting for the CPU, of which mostly nothing is recorded"
+
+
+@pytest.mark.parametrize(
+    ("events", "says"),
+    [
+        ([], f"{NOT_KNOWN}: record"),
+        (other_thread(called("aten::mul", 150, 8_900, "cpu_op")), f"{NOT_KNOWN}: record"),
+        ([*other_thread(called("aten::mul", 150, 8_900, "cpu_op")), *COPIES], f"{NOT_KNOWN}: record"),
+        (other_thread(called("cudaEventSynchronize", 150, 8_900)), f"{NOT_KNOWN}: record"),
+        ([called("aten::mul", 150, 8_900, "cpu_op")], "computes itself, as in aten::mul"),
+    ],
+    ids=["nothing", "another thread", "a copying thread", "a waiting thread", "its own"],
+)
+def test_only_what_the_launching_thread_does_counts(tmp_path: Path, events: list[Event], says: str) -> None:
+    """It is in Python until 9,000 µs, unless its operator says more."""
+    own = called("aten::empty", 9_100, 9_110, "cpu_op")
+    assert says in analyse_paths([write(tmp_path / "t.json", [*LATE, own, *events])]).conclusion
+
+
+@pytest.mark.parametrize("launches_within", [True, False])
+def test_an_operator_that_waits_for_the_thread_that_launches_computes_nothing(
+    tmp_path: Path, launches_within: bool
+) -> None:
+    """As where a backward pass runs in the thread of autograd, which has operators of its own, or sleeps."""
+    events = [launch(0, 1, 1), kernel("forward", 2, 100, 1), called("aten::waits", 150, 9_950, "cpu_op")]
+    for number in range(2, 11):
+        begin = 1_000 * (number - 1)
+        events += [launch(begin, 5, number) | {"tid": 7}, kernel("backward", begin + 6, 300, number)]
+        if launches_within:
+            events.append(called("MmBackward0", begin - 50, begin + 900, "cpu_op") | {"tid": 7})
+    said = analyse_paths([write(tmp_path / "t.json", events)]).conclusion
+    assert "aten::waits" not in said
 
 
 TAILS: Mapping[str, tuple[str, Event]] = {
