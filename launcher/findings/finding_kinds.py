@@ -418,6 +418,7 @@ _ON_PARTS: Mapping[str, Mapping[str, str]] = {
         "-computing": "let the device compute that, or another thread",
         "-copying": "pin the memory and copy with non_blocking=True",
         "-inside": "find out what {inside} does on {who}[ ({stacks} records Python's functions)]",
+        "-function": "look into {function}: nothing is launched meanwhile",
         "-late": _LATE_RANK,
         "-with-compile": "try larger batches or CUDA graphs",
         "-with-graphs": "try larger batches or torch.compile",

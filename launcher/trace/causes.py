@@ -248,6 +248,7 @@ def with_cpu(cause: Cause, rank: CpuFacts, ranks: Mapping[int, CpuFacts]) -> Cau
     if cause.part == "host":
         figures["operator"] = None if is_shared else rank.computes_in
         figures["inside"] = None if figures["operator"] else shown.inside
+        figures["held"] = (shown.function_holds and not figures["operator"]) or None
     if cause.part == "unrecorded":
         figures["inside"] = shown.inside
     if cause.part in ("host", "unread"):
@@ -416,7 +417,7 @@ def of_all_ranks(cause: Cause, measured: MeasuredRanks) -> Cause:
     lost_ns = _lost_ns(least, cause.part)
     if not is_shown or not measured.is_whole or lost_ns < MENTION_FROM * least.span_ns:
         return cause
-    of_one = ("operator", "inside", "function", "call", "call_ms", "latency_ms", "waits_ms")
+    of_one = ("operator", "inside", "held", "function", "call", "call_ms", "latency_ms", "waits_ms")
     figures = {name: value for name, value in cause.figures.items() if name not in of_one}
     if measured.last and cause.part in LATE:
         figures |= _last_figures(measured.last)
@@ -666,6 +667,7 @@ def advice_finding(cause: Cause, case: str, variant: str | None = None, where: s
         who=cause.figures["who"] if not cause.is_wait else _awaited_text(cause),
         what=cause.code,
         **(_inside_figures(cause, variant) if case == "host-inside" else {}),
+        **({"function": cause.figures["function"]} if case == "host-function" else {}),
     )
 
 
@@ -715,6 +717,7 @@ def advice_for(
         "loading": bool(LOADING_CALLS.match(call)),
         "once": found.figures.get("call_ms") is not None,
         "inside": bool(found.figures.get("inside")),
+        "function": bool(found.figures.get("held")),
         "late": bool(found.figures.get("waits_ms")),
         _WITH.get(frozenset(in_use), ""): bool(in_use),
         "balanced": is_balanced or (of_job and is_alike),

@@ -413,6 +413,8 @@ class CpuFacts:
     functions: Mapping[str, str] = field(default_factory=dict)
     """Python's function, with its place, around most of `of_launches`, named `host`, of `data` and of `other`
     in `idle_by_cause_us`."""
+    function_holds: bool = False
+    """Whether that of `host` launches nothing, for 1 ms or more each time, for most of it."""
     blocked_in: str | None = None
     """The call in which it is for most of `GAPS_OF_IDLE`; several that allocate or load code."""
     blocked_once_us: float | None = None
@@ -442,6 +444,7 @@ class CpuFacts:
         return replace(
             self,
             functions=dict(sorted(self.functions.items() & other.functions.items())),
+            function_holds=self.function_holds and other.function_holds,
             blocked_in=self.blocked_in if self.blocked_in == other.blocked_in else None,
             blocked_once_us=None,
             launches_in=self.launches_in if self.launches_in == other.launches_in else None,

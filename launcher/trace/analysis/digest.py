@@ -33,6 +33,7 @@ from gpurun.launcher.trace.analysis.on_request.rank_tables import RankTables, ra
 from gpurun.launcher.trace.analysis.python_functions import (
     LoopFunctions,
     launching_threads,
+    readable_function,
     with_awaited_data,
 )
 from gpurun.launcher.trace.analysis.steps import (
@@ -654,8 +655,12 @@ def _cpu_facts(
         inside = {name: part.clip(start_ns, end_ns) for name, part in parts.items()}
         own = window.clip(start_ns, end_ns)
         held = max(inside["host"], inside["unrecorded"], key=lambda part: part.length_ns)
+        around = functions.around(inside, own) if functions else {}
         return CpuFacts(
-            functions=functions.around(inside, own) if functions else {},
+            functions={part: readable_function(trace.function_names[each]) for part, each in around.items()},
+            function_holds=functions is not None
+            and "host" in around
+            and functions.holds(around["host"], inside["host"], picture.calling(inside["host"])),
             blocked_in=picture.blocked_in(inside["other"]),
             blocked_once_us=None
             if (once_ns := picture.blocked_once_ns(inside["other"])) is None
@@ -871,6 +876,10 @@ class _GpuPicture:
         times_ns = np.bincount(calls.name, of_launches.inside_ns(calls.start, calls.end))
         return self.trace.op_names[times_ns.argmax()]
 
+    def calling(self, of_launches: Intervals) -> Intervals:
+        """When the threads that launch are in calls near that time."""
+        return self.holding.calls.near(of_launches).covered
+
     def holding_range(self, of_launches: Intervals, window: Intervals) -> str | None:
         """The operator or annotation that holds up launches for most of that time of the window."""
         return self.holding.most_of(of_launches, window.subtract(of_launches))
@@ -968,6 +977,10 @@ class _CpuPicture:
 
     def launches_in(self, launching: Intervals) -> None:
         """None, for the same reason."""
+
+    def calling(self, of_launches: Intervals) -> Intervals:
+        """All of it: a CPU launches nothing for which it could be held up."""
+        return of_launches
 
     def holding_range(self, of_launches: Intervals, window: Intervals) -> None:
         """On a CPU, what is recorded is the work."""

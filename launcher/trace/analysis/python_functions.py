@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from gpurun.launcher.trace.analysis.steps import NEARLY_ALL, Launched
+from gpurun.launcher.trace.analysis.steps import LONG_LAUNCH_NS, NEARLY_ALL, Launched
 from gpurun.launcher.trace.intervals import EMPTY, Intervals, union
 from gpurun.launcher.trace.kineto.classify import GpuKind, HostKind
 from gpurun.launcher.trace.kineto.columns import HostRange, Spans, Trace
@@ -93,15 +93,15 @@ class LoopFunctions:
         mine = (trace.functions.thread == threads[amounts.argmax()]) & amounts.any()
         return LoopFunctions(trace.functions.where(mine), trace.function_names)
 
-    def around(self, parts: Mapping[str, Intervals], window: Intervals) -> dict[str, str]:
-        """The innermost function around most of each part of a window, where there is one."""
+    def around(self, parts: Mapping[str, Intervals], window: Intervals) -> dict[str, int]:
+        """The number of the innermost function around most of each part of a window, where there is one."""
         calls = self.calls.near(window)
         found = {name: self._around(calls, part, window.subtract(part)) for name, part in parts.items()}
         return {name: function for name, function in found.items() if function is not None}
 
-    def _around(self, calls: Spans, part: Intervals, rest: Intervals) -> str | None:
+    def _around(self, calls: Spans, part: Intervals, rest: Intervals) -> int | None:
         inside_ns = np.bincount(calls.name, part.inside_ns(calls.start, calls.end), len(self.names))
-        best: tuple[int, int, str] | None = None
+        best: tuple[tuple[int, int, str], int] | None = None
         for name in np.flatnonzero(inside_ns >= MOST * max(part.length_ns, 1)).tolist():
             mine = calls.name == name
             covered = union(calls.start[mine], calls.end[mine])
@@ -109,9 +109,16 @@ class LoopFunctions:
             is_most = covered.intersect(part).length_ns >= MOST * part.length_ns
             text = self.names[name]
             if is_most and not is_of_all and not _WRAPPERS.match(text):
-                key = (_order(text), covered.length_ns, text)
+                key = (_order(text), covered.length_ns, text), name
                 best = key if best is None else min(best, key)
-        return None if best is None else readable_function(best[2])
+        return None if best is None else best[1]
+
+    def holds(self, function: int, waited: Intervals, calling: Intervals) -> bool:
+        """Whether it launches nothing, for long each time, in most of the waited time."""
+        calls = self.calls.near(waited)
+        covered = calls.where(calls.name == function).covered
+        held = covered.subtract(calling).longer_than(LONG_LAUNCH_NS).intersect(waited)
+        return held.length_ns > MOST * waited.length_ns
 
 
 def _order(name: str) -> int:

@@ -407,7 +407,14 @@ LOOP = [python("train.py(3): main", -100, 9_900), python("train.py(9): step", 0,
     [
         (
             [python("a/tok.py(7): pad", 300, 8_900), python("torch/nn/m.py(1): _call_impl", 350, 8_900)],
-            "launch work, for most of it in pad (a/tok.py:7): try larger",
+            "launch work, for most of it in pad (a/tok.py:7): look into pad (a/tok.py:7): nothing",
+        ),
+        (
+            [
+                python("a/tok.py(7): pad", 300, 8_900),
+                *(called("cudaStreamIsCapturing", at, at + 1) for at in range(400, 8_900, 700)),
+            ],
+            "for most of it in pad (a/tok.py:7): try larger",
         ),
         ([python("a/tok.py(7): pad", 300, 4_000)], "to launch work: try larger"),
         ([python("a/tok.py(7): pad", 300, 8_900, tid=2)], "to launch work: try larger"),
@@ -415,10 +422,10 @@ LOOP = [python("train.py(3): main", -100, 9_900), python("train.py(9): step", 0,
             [python("torch/optim/sgd.py(7): step", 300, 8_900), python("<built-in method x>", 350, 8_800)],
             "for most of it in step (torch/optim/sgd.py:7)",
         ),
-        ([python("<built-in function sleep>", 300, 8_900)], "for most of it in sleep: try"),
+        ([python("<built-in function sleep>", 300, 8_900)], "for most of it in sleep: look into sleep"),
         (
             [python("<built-in method acquire of lock object at 0x7f>", 300, 8_900)],
-            "for most of it in acquire: try",
+            "for most of it in acquire: look into acquire",
         ),
         ([python("<ipython-input-3>(7): pad", 300, 8_900)], "most of it in pad (<ipython-input-3>:7)"),
         (
@@ -427,7 +434,7 @@ LOOP = [python("train.py(3): main", -100, 9_900), python("train.py(9): step", 0,
         ),
     ],
     ids=[
-        *("most of it", "less", "on another thread", "of a library"),
+        *("most of it", "while it launches", "less", "on another thread", "of a library"),
         *("built in", "a built-in method", "in a notebook", "for data"),
     ],
 )
