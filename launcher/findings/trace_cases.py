@@ -113,7 +113,8 @@ _PRESENT = "{num_present} of {num_ranks} ranks are present: waiting for the othe
 
 _OF_A_FILE: Mapping[str, str] = {
     "link-not-followed": "symbolic link out of the directory, not followed",
-    "merged": "a merged trace of all ranks, written by gpurun[ from {files}]; left out",
+    "merged": "a merged trace of all ranks, written by gpurun[ from {files}]; left out, as those of "
+    "the ranks count",
     "rank-by-name": _NO_RANK + " by name",
     "rank-by-place": _NO_RANK + "[ by place among {num_files:file}]",
     "cut-off": "cut off at byte {cut_byte}: what was to follow is missing, so times are too short",

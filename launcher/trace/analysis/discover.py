@@ -106,10 +106,10 @@ def _no_traces(paths: Sequence[Path], notes: Sequence[Finding]) -> TraceError:
     searched = [path for path in paths if path.is_dir()]
     named = ", ".join(map(str, searched)) or "nothing"
     missing = f"{named}: no traces here (looked for *.json and *.json.gz)"
-    has_merged = any(note.figures["case"] == "merged" for note in notes)
     told = [] if notes and not searched else [missing]
-    advice = "    name the traces of the ranks, or their directory" if has_merged else HOW_TO_TRACE
-    return TraceError("\n".join([*told, *(each.text for each in notes), advice]))
+    has_merged = any(note.figures["case"] == "merged" for note in notes)
+    advice = [] if has_merged else [HOW_TO_TRACE]
+    return TraceError("\n".join([*told, *(each.text for each in notes), *advice]))
 
 
 def _note_on_merged(path: Path, within: Sequence[Path]) -> Finding:
