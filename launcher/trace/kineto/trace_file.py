@@ -30,9 +30,9 @@ from gpurun.launcher.trace.kineto.writers import (
     HEAD_BYTES,
     LIST_OF_LISTS,
     TOKENS,
+    is_other_document,
     kind_of_document,
     kind_of_file,
-    known_document,
 )
 from gpurun.launcher.units import format_count
 
@@ -487,10 +487,9 @@ class TraceBlocks(Generic[Event]):
         if first not in (b"{", b"["):
             start = len(self._buffer) - len(self._buffer.lstrip(_SPACE))
             return TraceError(f"{path}: byte {start}: {kind_of_file(bytes(self._buffer[:HEAD_BYTES]))}")
-        known = known_document(self._buffer.lstrip(_SPACE))
-        if known is None:
+        if not is_other_document(self._buffer):
             self._refuse_damage(b"")
-        return TraceError(f"{path}: {known or kind_of_document(self._buffer)}")
+        return TraceError(f"{path}: {kind_of_document(self._buffer)}")
 
     def _guess(self) -> tuple[list[Event], bytes] | None:
         """The block up to the last apparent end of an event in `BLOCK_BYTES`, if it is one."""

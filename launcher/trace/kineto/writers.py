@@ -46,7 +46,7 @@ _XPLANE = re.compile(rb"\A\n.{0,64}/(host|device):", re.DOTALL)
 """How XLA's profile begins: a plane with a name. Source: `xplane.proto` of TSL."""
 _LINES = re.compile(rb"\A\s*\{.*\}[ \t]*\r?\n\s*\{")
 """How JSON Lines begin: an object a line."""
-LIST_OF_LISTS = re.compile(rb"\[\s*\[")
+LIST_OF_LISTS = re.compile(rb"\s*\[\s*\[")
 _DOCUMENTS = (
     ({"schema", "nodes"}, "a PyTorch execution trace, which has no times", ""),
     ({"rocprofiler-sdk-tool"}, "a result of rocprofv3", ": TraceLens reads it"),
@@ -91,7 +91,7 @@ def kind_of_file(head: bytes) -> str:
     elif head.startswith(_UTF16):
         return "text in UTF-16, as PowerShell writes it, not in UTF-8: convert it first"
     elif known is None and _is_perfetto(head):
-        known = "a trace of Perfetto in protobuf: ui.perfetto.dev reads it"
+        return _of_another("Perfetto", "ui.perfetto.dev")
     if known is None:
         return f"not JSON, but {_content(head)}"
     what, colon, advice = known.partition(": ")
@@ -122,34 +122,31 @@ def _content(head: bytes) -> str:
     return f'text that begins with "{line[:20]}"' if text else "nothing but spaces"
 
 
-def known_document(text: bytes | bytearray) -> str | None:
-    """The kind of JSON objects without events, one or a line each, or of a list of lists, if it is known."""
+def is_other_document(text: bytes | bytearray) -> bool:
+    """Whether this is no damaged trace, but JSON Lines, a list of lists, or an object of a known kind."""
+    return bool(_LINES.match(text) or LIST_OF_LISTS.match(text)) or _known_document(text) is not None
+
+
+def _known_document(text: bytes | bytearray) -> tuple[str, str] | None:
+    """The kind of JSON objects, or of a list of lists, if it is known, and what reads it."""
     if LIST_OF_LISTS.match(text):
-        return (
-            "a list of lists, such as torch.profiler's memory timeline, not a trace: "
-            "export_memory_timeline draws it in a file that ends in .html"
-        )
-    keys, _ = _top_keys(text)
-    for needed, what, reader in _DOCUMENTS:
-        if needed <= set(keys):
-            return f"{what}, not a trace of torch.profiler ({_without(text)}){reader}"
-    if _LINES.match(text):
-        return f"JSON Lines with the keys {_listed(list(dict.fromkeys(keys)))}, not a trace: {_without(text)}"
-    return None
-
-
-def _without(text: bytes | bytearray) -> str:
-    return f"no traceEvents up to byte {len(text)}"
+        return "a memory timeline", ""
+    keys = {*_top_keys(text)[0]}
+    return next(((what, reader) for needed, what, reader in _DOCUMENTS if needed <= keys), None)
 
 
 def kind_of_document(text: bytes | bytearray) -> str:
-    """The kind of another JSON object without events, by its keys; or that it is cut off."""
+    """The kind of JSON without events, by its keys; or that it is cut off."""
+    without = f"no traceEvents up to byte {len(text)}"
+    if known := _known_document(text):
+        what, reader = known
+        return f"{what}, not a trace of torch.profiler ({without}){reader}"
     keys, is_whole = _top_keys(text)
-    without = _without(text)
-    if not is_whole:
+    are_lines = bool(_LINES.match(text))
+    if not is_whole and not are_lines:
         return f"cut off, or not a trace of torch.profiler: {without}"
-    named = f"with the keys {_listed(keys)}" if keys else "without keys"
-    return f"JSON {named}, not a trace: {without}"
+    named = f"with the keys {_listed(list(dict.fromkeys(keys)))}" if keys else "without keys"
+    return f"JSON {'Lines ' if are_lines else ''}{named}, not a trace: {without}"
 
 
 def _top_keys(text: bytes | bytearray) -> tuple[list[str], bool]:
@@ -167,13 +164,17 @@ def _top_keys(text: bytes | bytearray) -> tuple[list[str], bool]:
     return keys, depth == 0
 
 
+def _of_another(name: str, reader: str) -> str:
+    return f"a trace of {name}, not of Kineto (torch.profiler): {reader} reads it"
+
+
 def kind_of_events(writer: Writer, header: Mapping[str, Any], categories: Iterable[str | None]) -> str:
     """The kind of a trace without anything of Kineto's, by its header and the categories of its events."""
     if writer.reader:
-        return f"a trace of {writer.name}, not of Kineto (torch.profiler): {writer.reader} reads it"
+        return _of_another(writer.name, writer.reader)
     for key, who, reader in _KEYS:
         if key in header:
-            return f"a trace of {who}, not of Kineto (torch.profiler): {reader} reads it"
+            return _of_another(who, reader)
     if "schemaVersion" in header and OTHER_CATEGORIES.issuperset(categories):
         return "Kineto (torch.profiler) recorded nothing between its start and its end"
     if "traceEvents" not in header:
