@@ -260,8 +260,9 @@ def assign_ranks(digests: Sequence[Digest], lacking: Sequence[Digest] = ()) -> R
 
     In this order of trust: the rank that the trace states; the one in the name of its file or directory,
     unless several processes share it; one process, by its name or number, that was traced several times, one
-    after the other. What is left are ranks by their place. Of traces with the same content, unless they state
-    different ranks, one counts. Of several captures, or jobs, the newest that has all ranks counts.
+    after the other. What is left are ranks by their place. Of traces with the same content one counts, unless
+    they state different ranks or processes. Of several captures, or jobs, the newest that has all ranks
+    counts.
 
     Args:
         digests: the traces.
@@ -305,17 +306,23 @@ def assign_ranks(digests: Sequence[Digest], lacking: Sequence[Digest] = ()) -> R
 def _without_copies(digests: Sequence[Digest]) -> tuple[list[Digest], dict[Digest, list[Digest]]]:
     """One trace of each content, in their order; and by it, all that have this content.
 
-    What states no rank is a copy of what does. Of copies, the one with the shortest name counts: others are
-    called `copy of …` or `… (1)`.
+    What states neither a rank nor a process is a copy of what does. Of copies, the one with the shortest name
+    counts: others are called `copy of …` or `… (1)`.
     """
     copies: dict[Digest, list[Digest]] = {}
     for alike in grouped(digests, _content).values():
-        of_rank = grouped(alike, _stated_rank)
-        nameless = of_rank.pop(None, []) if len(of_rank) > 1 else []
-        for i, same in enumerate(of_rank.values()):
+        named = grouped(alike, _stated_process)
+        nameless = named.pop(None, []) if len(named) > 1 else []
+        for i, same in enumerate(named.values()):
             found = same if i else [*same, *nameless]
             copies[min(same, key=lambda each: len(each.path.name))] = found
     return [each for each in digests if each in copies], copies
+
+
+def _stated_process(digest: Digest) -> int | str | None:
+    """The rank that is stated, else the host and process in the name of the file."""
+    rank, named = _stated_rank(digest), _OF_WORKER.match(digest.path.name)
+    return named[1] if rank is None and named else rank
 
 
 def _content(of: Digest) -> tuple[object, ...]:

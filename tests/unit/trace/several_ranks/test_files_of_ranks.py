@@ -319,6 +319,13 @@ def test_one_of_two_copies_counts(
     wording([each.replace(str(tmp_path), "TMP") for each in trace_notes(report) if "same content" in each])
 
 
+def test_processes_of_two_hosts_are_ranks_however_alike(tmp_path: Path) -> None:
+    """Each is process 1 of its container."""
+    for host in "ab":
+        write_capture(tmp_path / f"{host}_1.1700000000000000000.pt.trace.json", 0, 1)
+    assert [rank.rank for rank in analyse_paths([tmp_path]).ranks] == [0, 1]
+
+
 def test_copies_of_an_older_capture_are_left_out_with_it(tmp_path: Path, wording: Wording) -> None:
     for begin_us in (0, 1_000):
         for name in (f"{begin_us}.json", f"copy of {begin_us}.json"):
