@@ -30,7 +30,7 @@ from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.expand import expand, work_of
 from gpurun.launcher.plan.model import Plan
 from gpurun.launcher.processes.pool import WorkerPools
-from gpurun.launcher.run.attempts import let_run_again
+from gpurun.launcher.run.attempts import attempts, let_run_again
 from gpurun.launcher.run.job import Output, Prepared, carry_out
 from gpurun.launcher.run.open import (
     Invocation,
@@ -136,19 +136,22 @@ class Stage:
 
     @cached_property
     def seen_by_rank(self) -> dict[tuple[str, int], list[Observed]]:
-        """By variant and rank, as far as it was written: each file is read once."""
-        variants = {launch.id: launch.variants for launch in self.plan.launches}
-        found: dict[tuple[str, int], list[Observed]] = {}
-        for path in sorted((self.run.path / "launches").glob("*")):
-            for variant, facts in self.run.read_launch_facts(path.name).items():
-                if facts.observed is not None:  # of a workload, whose ranks have one loss
-                    found.setdefault((variant, 0), []).append(facts.observed)
-            for variant in variants.get(path.name.partition("~")[0], ()):
-                for rank in range(self.plan.variant(variant).world_size):
-                    with suppress(MachineError):
-                        seen = read_json(self.run.observed(path.name, rank), Observed)
-                        found.setdefault((variant, rank), []).append(seen)
-        return found
+        """By variant and rank, as far as it was written: each file is read once.
+
+        Of several attempts at a launch, the last one that wrote it counts.
+        """
+        found: dict[tuple[str, int], dict[str, Observed]] = {}
+        for launch in self.plan.launches:
+            for attempt in attempts(self.run, launch):
+                for variant, facts in self.run.read_launch_facts(attempt).items():
+                    if facts.observed is not None:  # of a workload, whose ranks have one loss
+                        found.setdefault((variant, 0), {})[launch.id] = facts.observed
+                for variant in launch.variants:
+                    for rank in range(self.plan.variant(variant).world_size):
+                        with suppress(MachineError):
+                            seen = read_json(self.run.observed(attempt, rank), Observed)
+                            found.setdefault((variant, rank), {})[launch.id] = seen
+        return {key: list(by_launch.values()) for key, by_launch in found.items()}
 
 
 @dataclass

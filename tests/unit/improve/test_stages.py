@@ -14,6 +14,7 @@ from gpurun.launcher.improve.improve import run_improve
 from gpurun.launcher.improve.stages import RemedySearch, Stage, is_prevented
 from gpurun.launcher.run.job import Output
 from gpurun.launcher.run.open import Invocation
+from gpurun.launcher.rundir.files import RunDir, write_json
 from gpurun.launcher.rundir.records import CallSite, Observed
 
 NEVER = float("inf")
@@ -171,3 +172,15 @@ def test_a_place_has_what_the_calls_of_any_rank_were_given() -> None:
     vars(stage)["seen_by_rank"] = {("a", rank): [Observed((call,))] for rank, call in enumerate(calls)}
     (found,) = stage.calls(0)
     assert found.applied == {"prefetch_factor": 8}
+
+
+def test_of_several_attempts_at_a_launch_the_last_one_counts(tmp_path: Path) -> None:
+    """The first was interrupted before the program's calls."""
+    run, call = RunDir(tmp_path), CallSite("DataLoader", "data.py", 3, True)
+    for attempt, calls in (("01-a", ()), ("01-a~2", (call,)), ("02-a", (call,))):
+        write_json(run.launch_config(attempt), {})
+        write_json(run.observed(attempt), Observed(calls))
+    launches = [SimpleNamespace(id=name, variants=("a",)) for name in ("01-a", "02-a", "03-a")]
+    plan = SimpleNamespace(launches=launches, variant=lambda _: SimpleNamespace(world_size=1))
+    stage = Stage(run, cast(Any, plan), cast(Any, None), {0: "a"})
+    assert [seen.calls for seen in stage.observed(0)] == [(call,), (call,)]
