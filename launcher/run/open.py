@@ -124,7 +124,7 @@ def check_free(path: Path) -> None:
         raise inside_of_run(path, around)
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
-    refuse_if_alive(RunDir(path))
+    refuse_if_alive(RunDir(path), is_new=True)
     for name, kind in ((PLAN, "run"), (IMPROVEMENT, "search")):
         if (path / name).is_file():
             raise SpecError(

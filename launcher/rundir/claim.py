@@ -123,20 +123,24 @@ def _write_new(path: Path, content: bytes, mode: int) -> None:
         file.write(content)
 
 
-def refuse_if_alive(run: RunDir) -> None:
+def refuse_if_alive(run: RunDir, is_new: bool = False) -> None:
     """Returns if no command works on the run.
+
+    Args:
+        is_new: whether the user may name another directory for this one.
 
     Raises:
         SpecError: one does.
     """
     if (found := live_claim(run)) is not None:
-        raise SpecError(in_use(run.path, found))
+        raise SpecError(in_use(run.path, found, is_new))
 
 
-def in_use(path: Path, found: Running | None) -> str:
+def in_use(path: Path, found: Running | None, is_new: bool = False) -> str:
     """The message for a run directory that another command works on."""
     who = f"process {found.pid} on {found.host}" if found else "another gpurun"
-    text = f"{path} is in use by {who}; wait for it, stop it, or name another --out"
+    ways = "stop it, or name another --out" if is_new else "or stop it"
+    text = f"{path} is in use by {who}; wait for it, {ways}"
     if found is not None and not found.is_here:
         text += f"\n    if that is no longer running, remove {path / 'running.json'}"
     return text

@@ -98,6 +98,7 @@ def test_a_running_job_answers_from_another_terminal_and_ends_by_sigterm(
         for arguments in (("--resume", "run"), ("job.yaml", "--out", "run")):
             refused = gpurun(tmp_path, *arguments)
             assert (refused.code, f"in use by process {job.pid}" in refused.err) == (2, True)
+            assert ("--out" in refused.err) == ("--out" in arguments)
 
         assert f"in progress: process {job.pid} on " in gpurun(tmp_path, "report", "run").out
 
