@@ -191,6 +191,17 @@ def own_run(path: Path) -> RunDir:
     return run
 
 
+def measured_in(path: Path) -> Path:
+    """The directory of the job of the run at `path`, which may be gone.
+
+    Raises:
+        SpecError: no run of the user's own is there.
+    """
+    run = own_run(path)
+    stored = run.read(run.invocation, StoredInvocation)
+    return Path(stored.job_dir or Path(stored.job_file).parent)
+
+
 def read_invocation(path: Path, more: tuple[str, ...] = ()) -> Invocation:
     """Reads the command line of the run at `path`, and adds further overrides.
 

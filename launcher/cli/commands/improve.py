@@ -150,13 +150,15 @@ def given_by(
     """Finds the command line of the program: after the fork, since it imports much."""
 
     def invocation() -> Any:
-        from gpurun.launcher.run.open import program_invocation, read_invocation
+        from gpurun.launcher.run.open import measured_in, program_invocation, read_invocation
         from gpurun.launcher.rundir.paths import PLAN, check_owner
 
         if resume is not None:
             check_owner(resume)  # what it says is run, and written into files
             if not (resume / "1-original" / PLAN).is_file():
                 raise SpecError(f"the search in {resume} ended before its first launch: begin anew")
+            if not (measured := measured_in(resume / "1-original")).is_dir():
+                raise SpecError(f"the search was made in {measured}: --resume and --write work there only")
             first = read_invocation(resume / "1-original")
             # The last is the limit of its launches, which follows from the budget.
             return replace(first, overrides=(*first.overrides[:-1], *overrides))

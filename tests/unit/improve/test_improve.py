@@ -34,7 +34,7 @@ from gpurun.launcher.machine.host import inspect_machine
 from gpurun.launcher.report.terminal.improve import answer, improve_lines, time_text
 from gpurun.launcher.run.find import find_run
 from gpurun.launcher.run.job import Output
-from gpurun.launcher.run.open import Invocation, load_invocation
+from gpurun.launcher.run.open import Invocation, StoredInvocation, load_invocation
 from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.improvement import (
     NO_TIME,
@@ -957,6 +957,19 @@ def test_where_no_search_is_none_is_resumed(tmp_path: Path) -> None:
     assert search_to_resume((), None, latest) == search
     with pytest.raises(SpecError, match="ended before its first launch"):
         given_by((), None, "auto", (), search)()
+
+
+def test_a_search_of_a_project_that_has_moved_names_its_old_place(tmp_path: Path) -> None:
+    for gone in (
+        StoredInvocation(f"{tmp_path}/old/job.yaml", ()),
+        StoredInvocation("a", (), f"{tmp_path}/old"),
+    ):
+        for name, content in (("plan.json", {}), ("invocation.json", gone)):
+            write_json(tmp_path / "1-original" / name, content)
+        with pytest.raises(
+            SpecError, match=f"was made in {tmp_path}/old: --resume and --write work there only"
+        ):
+            given_by((), None, "auto", (), tmp_path)()
 
 
 def test_an_argument_of_a_module_may_be_a_python_file() -> None:
