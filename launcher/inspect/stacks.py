@@ -337,7 +337,9 @@ def code_hashes(job_dir: str | Path) -> dict[str, str]:
 
 
 def file_hash(path: str | Path) -> str | None:
-    """A hash of a file's content; `None` where it can't be read."""
+    """A hash of a file's content; `None` where it can't be read, or is no file: a pipe would have us wait."""
+    if not os.path.isfile(path):
+        return None
     try:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
     except OSError:

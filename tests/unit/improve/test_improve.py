@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import subprocess
 import time
@@ -970,6 +971,14 @@ def test_a_search_of_a_project_that_has_moved_names_its_old_place(tmp_path: Path
             SpecError, match=f"was made in {tmp_path}/old: --resume and --write work there only"
         ):
             given_by((), None, "auto", (), tmp_path)()
+
+
+def test_a_pipe_in_place_of_a_measured_file_is_not_waited_for(tmp_path: Path) -> None:
+    found = searched(StandIn(times={WORKERS: 0.7}), tmp_path)
+    (tmp_path / "train.py").unlink()
+    os.mkfifo(tmp_path / "train.py")
+    with pytest.raises(SpecError, match="has changed since it was measured"):
+        changes_to_write(found, tmp_path)
 
 
 def test_an_argument_of_a_module_may_be_a_python_file() -> None:
