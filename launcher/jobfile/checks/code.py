@@ -70,6 +70,8 @@ def _script_mistakes(spec: JobSpec, job_dir: Path) -> Iterator[Problem]:
     elif is_dir:
         message = f"{shorten(script)} is a directory without `__main__.py`"
         yield spec.problem(("script",), message, "name a Python file in it")
+    elif not is_file and os.path.exists(path):
+        yield spec.problem(("script",), f"{shorten(script)} is a pipe or a device", "name a Python file")
     elif not is_file:
         hint = _command_line(spec, script, job_dir) or _near_file(script, job_dir)
         yield spec.problem(("script",), _no_file(script), hint)

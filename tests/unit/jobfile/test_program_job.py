@@ -1,5 +1,6 @@
 """Jobs that run a program: their keys, their mistakes, their plans."""
 
+import os
 import re
 import sys
 import textwrap
@@ -240,6 +241,9 @@ def test_a_command_line_that_is_no_text_is_refused(
 def test_mistakes_of_gpurun_run_have_no_line(tmp_path: Path, wording: Wording) -> None:
     with wording.raises(SpecError):
         load_text(program_job("nope.py", None, [], "cpu:2"), "", [], tmp_path)
+    os.mkfifo(tmp_path / "pipe.py")
+    with wording.raises(SpecError):
+        load_text(program_job("pipe.py", None, [], "cpu:2"), "", [], tmp_path)
 
 
 def test_a_rank_that_there_will_not_be_can_not_be_shown(tmp_path: Path, wording: Wording) -> None:
