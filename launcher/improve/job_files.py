@@ -128,9 +128,9 @@ def reachable_places(directory: Path, search: Path) -> tuple[str, ...]:
     return writable_places(str(directory), str(search)) if can_restrict_writes() else ("/",)
 
 
-def is_temporary(path: str) -> bool:
-    """Whether it lies in a directory for temporary files."""
-    return is_below(path, temporary_places())
+def is_temporary(path: str, directory: Path) -> bool:
+    """Whether it lies in a directory for temporary files, which isn't in the job's project."""
+    return is_below(path, temporary_places(str(directory)))
 
 
 def changed_files(before: JobFiles, after: JobFiles, reachable: Sequence[str] = ("/",)) -> list[str]:

@@ -42,7 +42,7 @@ from gpurun.launcher.run.open import (
 from gpurun.launcher.rundir.files import RunDir, read_json
 from gpurun.launcher.rundir.improvement import Improvement
 from gpurun.launcher.rundir.launch_writes import is_below, writable_places
-from gpurun.launcher.rundir.paths import PLAN
+from gpurun.launcher.rundir.paths import CACHES, LAUNCHES, PLAN
 from gpurun.launcher.rundir.records import MEASURED, CallSite, Observed, elapsed_s, stages_s
 
 Set = tuple[Candidate, ...]
@@ -235,6 +235,8 @@ class RemedySearch:
         ready = Prepared(plan, spec, run, given.directory, machine, resumed=resumed)
         files, reachable = files_of(given.directory, self.path), reachable_places(given.directory, self.path)
         finished = carry_out(ready, self.pools, self.output)
+        for copies in run.path.glob(f"{LAUNCHES}/*/{CACHES}"):
+            shutil.rmtree(copies, ignore_errors=True)
         changed = changed_files(files, files_of(given.directory, self.path), reachable)
         self.changed = tuple(dict.fromkeys((*self.changed, *changed)))
         found = Stage(run, plan, finished.comparison, ids)
@@ -335,7 +337,7 @@ class RemedySearch:
         """Whether a temporary file was made since the search began: its first launch may write it."""
         began = time.time() - self.clock_s
         with suppress(OSError):
-            return is_temporary(path) and os.lstat(path).st_ctime >= began
+            return is_temporary(path, self.given.directory) and os.lstat(path).st_ctime >= began
         return False
 
     @property

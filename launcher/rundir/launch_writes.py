@@ -6,19 +6,25 @@ and https://docs.nvidia.com/deploy/mps; for AMD https://rocm.docs.amd.com/projec
 """
 
 import os
+import shutil
+import sys
 import tempfile
+from collections import deque
 from collections.abc import Collection, Iterable
 from contextlib import suppress
+from itertools import islice
+from pathlib import Path
 
 from gpurun.launcher.rundir.store import cache_directory
 
 DEVICES = ("/dev", "/proc", "/sys")
 SHARED_MEMORY = "/dev/shm"
+_COMPILED = "PYTHONPYCACHEPREFIX"
 _CACHES = (
     "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_HOME", "TORCH_EXTENSIONS_DIR",
     "PYTORCH_KERNEL_CACHE_PATH", "HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "XDG_CACHE_HOME",
     "CUDA_CACHE_PATH", "MIOPEN_USER_DB_PATH", "MIOPEN_CUSTOM_CACHE_DIR", "AMD_COMGR_CACHE_DIR",
-    "NEO_CACHE_DIR", "SYCL_CACHE_DIR", "NUMBA_CACHE_DIR", "MPLCONFIGDIR",
+    "NEO_CACHE_DIR", "SYCL_CACHE_DIR", "NUMBA_CACHE_DIR", "MPLCONFIGDIR", _COMPILED,
 )  # fmt: skip
 """Variables that name directories."""
 _HOMES = {"TRITON_HOME": ".triton", "FLASHINFER_WORKSPACE_BASE": ".cache"}
@@ -31,12 +37,26 @@ _OF_A_HOME = {
     ".config/matplotlib": (),
 }  # fmt: skip
 """Directories of a home, with the files that a machine has where programs can't do without them."""
+_TEMPORARY = ("TMPDIR", "TEMP", "TMP")
+MAX_COPIED, MAX_COPIED_BYTES = 10_000, 1 << 16
+"""Entries of a cache that a launch finds in its own, nearest to the top first; larger files are linked."""
 
 
-def temporary_places() -> tuple[str, ...]:
-    """The real paths of directories for temporary files; in them, launches may write what they have made."""
-    stated = os.environ.get("TMPDIR") or tempfile.gettempdir()
-    return tuple(dict.fromkeys(map(os.path.realpath, (stated, "/tmp", "/var/tmp", SHARED_MEMORY))))
+def project_of(job_dir: str) -> str:
+    """The real path of the work tree of git that the job's directory is in, or of that directory itself."""
+    directory = Path(os.path.realpath(job_dir))
+    tops = (each for each in (directory, *directory.parents) if os.path.lexists(each / ".git"))
+    return str(next(tops, directory))
+
+
+def temporary_places(job_dir: str) -> tuple[str, ...]:
+    """The real paths of directories for temporary files; in them, launches may write what they have made.
+
+    None is in the job's project.
+    """
+    stated = os.path.realpath(os.environ.get("TMPDIR") or tempfile.gettempdir())
+    first = () if is_below(stated, (project_of(job_dir),)) else (stated,)
+    return tuple(dict.fromkeys((*first, *map(os.path.realpath, ("/tmp", "/var/tmp", SHARED_MEMORY)))))
 
 
 def _stated(names: Iterable[str]) -> tuple[str, ...]:
@@ -61,17 +81,77 @@ def _in_homes(names: Collection[str]) -> tuple[str, ...]:
 
 
 def cache_places(job_dir: str) -> tuple[str, ...]:
-    """Directories for what is made again where it is missing; none in which the job's directory lies."""
+    """Directories for what is made again where it is missing; none in which the job's directory lies.
+
+    In its project, none but those whose names say that they are caches: others may hold the user's files.
+    """
     known = [*_in_homes(_OF_A_HOME), *(os.path.join(job_dir, name) for name in _OF_A_HOME)]
     with suppress(OSError):
         known.append(str(cache_directory()))
-    places = (*_stated(_CACHES), *map(os.path.realpath, known))
-    return tuple(place for place in places if not is_below(os.path.realpath(job_dir), (place,)))
+    named = [
+        place for place in map(os.path.realpath, known) if not is_below(os.path.realpath(job_dir), (place,))
+    ]
+    project = project_of(job_dir)
+    stated = (
+        place
+        for place in _stated(_CACHES)
+        if is_below(place, named) or not (is_below(place, (project,)) or is_below(project, (place,)))
+    )
+    return (*stated, *named)
+
+
+def use_own_places(job_dir: str, own: str) -> None:
+    """Has variables that name other places in the project, or around it, name those of a launch.
+
+    A cache is a copy, with links to large files, which can't be written; temporary files go where they go by
+    default.
+
+    Args:
+        own: the directory for the launch's caches.
+    """
+    places, project = cache_places(job_dir), project_of(job_dir)
+    for name in _CACHES:
+        for place in _stated((name,)):
+            if not is_below(place, places):
+                os.environ[name] = os.path.join(own, name)
+                _copy(place, os.environ[name])
+                if name == _COMPILED:  # which Python has read
+                    sys.pycache_prefix = os.environ[name]
+    for name in _TEMPORARY:
+        if any(is_below(place, (project,)) for place in _stated((name,))):
+            del os.environ[name]
+    tempfile.tempdir = None  # where an earlier environment had it
+
+
+def _copy(cache: str, copy: str) -> None:
+    """Copies a cache, unless another rank has done so."""
+    draft, to_do, num = f"{copy}.{os.getpid()}", deque([""]), 0
+    with suppress(OSError):
+        while to_do and num < MAX_COPIED:
+            below = to_do.popleft()
+            os.makedirs(os.path.join(draft, below))
+            with suppress(OSError), os.scandir(os.path.join(cache, below)) as entries:
+                for entry in islice(entries, MAX_COPIED - num):
+                    num, name = num + 1, os.path.join(below, entry.name)
+                    if entry.is_dir(follow_symlinks=False) and not is_below(draft, (entry.path,)):
+                        to_do.append(name)
+                    else:
+                        _copy_or_link(entry, os.path.join(draft, name))
+        os.rename(draft, copy)
+    shutil.rmtree(draft, ignore_errors=True)
+
+
+def _copy_or_link(entry: "os.DirEntry[str]", copy: str) -> None:
+    with suppress(OSError):
+        if entry.is_file(follow_symlinks=False) and entry.stat().st_size <= MAX_COPIED_BYTES:
+            shutil.copy2(entry.path, copy)
+        else:
+            os.symlink(os.path.realpath(entry.path), copy)
 
 
 def writable_places(job_dir: str, run_dir: str) -> tuple[str, ...]:
     """All of them: what lies elsewhere no launch can write, where the kernel knows Landlock."""
-    shared = (*DEVICES, *_stated((_PIPES,)), *temporary_places())
+    shared = (*DEVICES, *_stated((_PIPES,)), *temporary_places(job_dir))
     return (os.path.realpath(run_dir), *shared, *cache_places(job_dir))
 
 

@@ -29,6 +29,8 @@ CHANGE = "change.diff"
 """The change that `gpurun improve` has proven, as `git apply` takes it."""
 PROGRAM_FILES = "files"
 """In the directory of a launch, for what its program saves."""
+CACHES = "caches"
+"""In the directory of a launch, in place of caches that it may not write."""
 MAX_KEPT_ROUNDS = 1000
 """The most rounds that are kept of a program's launch per rank; of more, a random sample, of about half as
 many at least. The standard error of the median round is then up to 6 % of the rounds' standard deviation
@@ -73,8 +75,8 @@ def older_part(log: Path) -> Path:
 
 
 def is_of_program(directory: Path) -> bool:
-    """Whether it is `launches/ID/files`, or the same path relative to a run directory."""
-    return directory.name == PROGRAM_FILES and directory.parent.parent.name == LAUNCHES
+    """Whether it is `launches/ID/files` or `…/caches`, or the same path relative to a run directory."""
+    return directory.name in (PROGRAM_FILES, CACHES) and directory.parent.parent.name == LAUNCHES
 
 
 def check_owner(run: Path) -> None:

@@ -18,7 +18,7 @@ from gpurun.launcher.inspect.stacks import code_hashes
 from gpurun.launcher.jobfile.kinds import workload_kind
 from gpurun.launcher.plan.rank_config import LaunchConfig, TrialConfig
 from gpurun.launcher.rundir.control import ControlBlock
-from gpurun.launcher.rundir.files import read_json, write_json
+from gpurun.launcher.rundir.files import RunDir, read_json, write_json
 from gpurun.launcher.rundir.records import LossOver, TrialTimes
 from gpurun.launcher.worker.accelerators.runtime import runtime_of
 from gpurun.launcher.worker.base.exit import exit_code, finish, print_to_log
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
     rank = int(argv[1])
     config = read_json(Path(argv[0]), LaunchConfig)
     if config.observe:
-        keep_to_own_places(config.job_dir, config.run_dir)
+        keep_to_own_places(config.job_dir, RunDir(Path(config.run_dir)), config.launch)
     journal = Journal(config, rank)
     try:
         run_launch(journal)

@@ -85,7 +85,7 @@ class Writes:
     def watch(self) -> ExitStack:
         """Notes them from now on; closing the returned stack ends it. An audit hook can't be removed."""
         self.job_dir, self.run_dir = map(os.path.realpath, (self.job_dir, self.run_dir))
-        self._temporary, self._caches = temporary_places(), cache_places(self.job_dir)
+        self._temporary, self._caches = temporary_places(self.job_dir), cache_places(self.job_dir)
         sys.addaudithook(self._audit)
         hooks = ExitStack()
         for path in _WRITTEN_IN_C:

@@ -21,8 +21,8 @@ import gpurun
 from gpurun.launcher.inspect.stacks import is_users
 from gpurun.launcher.machine.landlock import can_restrict_writes, restrict_writes
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.launch_writes import caches_to_make, writable_places
-from gpurun.launcher.rundir.paths import holds_main
+from gpurun.launcher.rundir.launch_writes import caches_to_make, use_own_places, writable_places
+from gpurun.launcher.rundir.paths import CACHES, holds_main
 from gpurun.launcher.rundir.records import ProgramConfig
 from gpurun.launcher.worker.base.exit import exit_code, finish
 
@@ -38,24 +38,25 @@ def with_own_directory(config: ProgramConfig, run: RunDir) -> ProgramConfig:
     directory.mkdir(parents=True, exist_ok=True)
     os.environ["GPURUN_LAUNCH_DIR"] = str(directory)
     if config.observe:
-        keep_to_own_places(config.job_dir, config.run_dir)
+        keep_to_own_places(config.job_dir, run, config.launch)
     args = config.args
     if config.as_torchrun:
         args = tuple(Template(arg).safe_substitute(local_rank=os.environ["LOCAL_RANK"]) for arg in args)
     return replace(config, args=tuple(arg.replace("{launch_dir}", str(directory)) for arg in args))
 
 
-def keep_to_own_places(job_dir: str, run_dir: str) -> None:
+def keep_to_own_places(job_dir: str, run: RunDir, launch: str) -> None:
     """Keeps the process, and all that it starts, from writing where launches of a search meet.
 
-    Without Landlock it does nothing.
+    Without Landlock, it only gives it places of its own.
     """
+    use_own_places(job_dir, os.path.realpath(run.launch(launch) / CACHES))
     if not can_restrict_writes():
         return
     for place in caches_to_make():
         with suppress(OSError):
             os.makedirs(place, exist_ok=True)
-    restrict_writes(writable_places(job_dir, run_dir))
+    restrict_writes(writable_places(job_dir, str(run.path)))
 
 
 def run_program(config: ProgramConfig) -> None:

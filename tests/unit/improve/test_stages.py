@@ -26,7 +26,8 @@ def search(limit_s: float = NEVER, **more: Any) -> RemedySearch:
         spec=SimpleNamespace(
             program="train.py", limit_s=limit_s, hang_timeout_s=None, stated_secrets=(("TOKEN", "1234-abcd"),)
         ),
-        began_s=time.monotonic(), budget_s=60.0, spent_s=0.0, first_s=5.0, ends_s={}, changed=(), **more,
+        began_s=time.monotonic(), budget_s=60.0, spent_s=0.0, first_s=5.0, ends_s={}, changed=(),
+        **{"given": SimpleNamespace(directory=Path("/job")), **more},
     )  # fmt: skip
     return found
 

@@ -21,7 +21,11 @@ from torch import nn
 from gpurun import Workload
 from gpurun.launcher.machine.landlock import can_restrict_writes
 from gpurun.launcher.rundir.files import RunDir
-from gpurun.launcher.rundir.launch_writes import writable_places
+from gpurun.launcher.rundir.launch_writes import (
+    MAX_COPIED_BYTES,
+    use_own_places,
+    writable_places,
+)
 from gpurun.launcher.rundir.records import VariantConfig
 from gpurun.launcher.worker.base.seeding import StepSeeds, own_numbers
 from gpurun.launcher.worker.program.observed import Writes, trainer_options
@@ -134,6 +138,48 @@ def test_a_cache_that_the_job_lies_in_is_none(
 
 
 @pytest.mark.parametrize(
+    "name",
+    ["XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR", "PYTHONPYCACHEPREFIX", "TMPDIR"],
+)
+def test_a_launch_has_its_own_place_for_what_a_variable_puts_in_the_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Also beside the job's directory, in the same work tree of git."""
+    place, job, run = tmp_path / "data", tmp_path / "job", tmp_path / "job/runs/a"
+    for directory in (place / "sub", run, tmp_path / ".git"):
+        directory.mkdir(parents=True)
+    (place / "sub/best.txt").write_text("best")
+    (place / "large").write_bytes(bytes(MAX_COPIED_BYTES + 1))
+    monkeypatch.setenv(name, str(place))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    assert str(place) not in writable_places(str(job), str(run))
+    use_own_places(str(job), str(run / "launches/b/caches"))
+    if name == "TMPDIR":
+        assert name not in os.environ
+        return
+    own = Path(os.environ[name])
+    assert own.is_relative_to(run)
+    assert sys.pycache_prefix == (str(own) if name == "PYTHONPYCACHEPREFIX" else None)
+    (own / "sub/best.txt").write_text("other")
+    assert ((place / "sub/best.txt").read_text(), (own / "large").resolve()) == ("best", place / "large")
+    own_again = own.stat().st_ino
+    use_own_places(str(job), str(run / "launches/b/caches"))  # of another rank
+    assert (own.stat().st_ino, [path.name for path in own.parent.iterdir()]) == (own_again, [name])
+
+
+def test_a_cache_stays_where_its_name_says_that_it_is_one_or_outside_of_the_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stated = {"HF_HOME": str(tmp_path / "job/.cache/hf"), "TORCH_HOME": str(tmp_path / "fast")}
+    for name, place in stated.items():
+        monkeypatch.setenv(name, place)
+    use_own_places(str(tmp_path / "job"), str(tmp_path / "job/run/launches/b/caches"))
+    assert {name: os.environ[name] for name in stated} == stated
+    assert set(stated.values()) < set(writable_places(str(tmp_path / "job"), str(tmp_path / "job/run")))
+
+
+@pytest.mark.parametrize(
     ("name", "is_write", "temporary"),
     [
         (":memory:", False, "/"),
@@ -152,7 +198,7 @@ def test_a_database_is_written_unless_it_is_in_memory_or_read(
     (tmp_path / "old.db").touch()
     monkeypatch.chdir(tmp_path)
     places = "gpurun.launcher.worker.program.observed.temporary_places"
-    monkeypatch.setattr(places, lambda: (temporary,))
+    monkeypatch.setattr(places, lambda _: (temporary,))
     writes = Writes(str(tmp_path), str(tmp_path / "run"))
     with writes.watch(), pytest.raises(PermissionError) if is_write else nullcontext():
         sqlite3.connect(name, uri=name.startswith("file:")).close()
@@ -173,7 +219,7 @@ KEPT = """
 import sys
 from pathlib import Path
 from gpurun.launcher.rundir import launch_writes
-launch_writes.temporary_places = lambda: ()  # where this test runs
+launch_writes.temporary_places = lambda _: ()  # where this test runs
 observes, kind = sys.argv[1] == "True", sys.argv[2]
 
 def train(*_):
