@@ -406,6 +406,10 @@ SPENT: Mapping[str, str] = {
     "bubble": "waiting for other stages",
 }
 """How the time of a part of a step is spent, where only its share is named."""
+_STACKS = {
+    "": "record the profiler's with_stack=True",
+    "-in-job": "`profile: {stacks: true}` shows what runs there",
+}
 _ON_PARTS: Mapping[str, Mapping[str, str]] = {
     "input": {
         "": "let more processes prepare batches (a DataLoader's num_workers), or do less work per sample",
@@ -433,10 +437,7 @@ _ON_PARTS: Mapping[str, Mapping[str, str]] = {
         "-with-compile": "try larger batches, or fewer operators",
         "-with-both": "try larger batches, or fewer operators",
     },
-    "outside": {
-        "": "record the profiler's with_stack=True",
-        "-in-job": "`profile: {stacks: true}` shows what runs there",
-    },
+    "outside": _STACKS,
     "unseen": {"": "record the device's work as well"},
     "communication": {"": "record the traces of all ranks"},
     "unknown": {
@@ -452,8 +453,8 @@ _ON_PARTS: Mapping[str, Mapping[str, str]] = {
         "-once": "trace more steps, which show whether this call is made in each",
     },
     "other_steps": {"": "look at the other streams in the timeline"},
-    "unrecorded": {"": "record the profiler's with_stack=True"},
-    "unread": {"": "record the profiler's with_stack=True"},
+    "unrecorded": _STACKS,
+    "unread": _STACKS,
     "transfer": {
         "": "try larger batches or gradient accumulation",
         "-in-job": "raise `global_batch` or `accumulate`",
