@@ -117,6 +117,11 @@ class Stage:
         """The steps of a set's longest launch that all ranks have."""
         return max(steps_of_launches(self.run.read_steps(self.ids[position])).values(), default=0)
 
+    def step_s(self, position: int) -> float:
+        """The median time of a set's steps, of the rank with the longest; 0: none was timed."""
+        by_rank = self.run.read_steps(self.ids[position]).values()
+        return max((median(each.step_ns for each in steps) / 1e9 for steps in by_rank if steps), default=0.0)
+
     def losses(self, position: int) -> list[tuple[float | None, ...]]:
         """The losses of the first steps, per launch of a set."""
         return [each.losses for each in self.observed(position)]
@@ -261,7 +266,7 @@ class RemedySearch:
         if not isinstance(error, VariantError):
             return error
         if original.status == "timeout" and spec.limit_s < self.spec.limit_s:
-            return self.too_long(found.num_steps(0), spec.limit_s, spec.steps.limit or 1)
+            return self.too_long(found.num_steps(0), found.step_s(0), spec.limit_s, spec.steps.limit or 1)
         reason = (original.reason or original.status).partition("\n")[0]
         places = writable_places(str(self.given.directory), str(self.path))
         was_kept = can_restrict_writes() and is_prevented(reason, self.given.directory, places)
@@ -269,10 +274,11 @@ class RemedySearch:
         remedy = f": {_OWN_DIRECTORY}" if kept and self.spec.program else ""
         return VariantError(f"{self.name} fails as it is: {reason}{kept}{remedy}")
 
-    def too_long(self, num_steps: int, limit_s: float, wanted: int) -> GpurunError:
+    def too_long(self, num_steps: int, step_s: float, limit_s: float, wanted: int) -> GpurunError:
         """The message about a program with so many steps in as long as a launch may take.
 
         Args:
+            step_s: the time of a step; the rest of the launch is its start.
             wanted: the steps of a launch.
         """
         if not num_steps:
@@ -280,7 +286,7 @@ class RemedySearch:
                 f"no step of {self.name} ended in {limit_s:.0f} s, the most for a launch with a budget of "
                 f"{self.budget_s:.0f} s: it makes none, or needs a longer `--budget`"
             )
-        launch_s = limit_s * max(1.0, wanted / num_steps)
+        launch_s = limit_s + max(0, wanted - num_steps) * step_s
         return SpecError(
             f"the budget is too short to try anything: {num_steps} of {self.name}'s first {wanted} steps "
             f"ended in {limit_s:.0f} s; try `--budget {math.ceil(LAUNCHES_TO_TRY * launch_s / 60)}m`"

@@ -81,7 +81,7 @@ def test_a_temporary_file_that_an_earlier_launch_has_left_was_not_prevented(tmp_
         (NEVER, 0, "timeout", "took longer than 30 s", VariantError,
          "no step of train.py ended in 30 s, the most for a launch with a budget of 60 s"),
         (NEVER, 4, "timeout", "took longer than 30 s", SpecError,
-         "4 of train.py's first 16 steps ended in 30 s; try `--budget 16m`"),
+         "4 of train.py's first 16 steps ended in 30 s; try `--budget 8m`"),  # of 12 steps more
         (30.0, 4, "timeout", "took longer than 30 s", VariantError, "fails as it is: took longer than 30 s"),
         (NEVER, 4, "failed", "no data\nlog: a", VariantError, "train.py fails as it is: no data"),
         (NEVER, 4, "failed", "OperationalError: attempt to write a readonly database", VariantError,
@@ -99,7 +99,7 @@ def test_a_program_without_a_result_is_told_why(
 ) -> None:
     monkeypatch.setattr(stages, "can_restrict_writes", lambda: True)
     original = SimpleNamespace(status=status, reason=reason)
-    stage = SimpleNamespace(of=lambda at: original, num_steps=lambda at: steps)
+    stage = SimpleNamespace(of=lambda at: original, num_steps=lambda at: steps, step_s=lambda at: 2.0)
     limits = SimpleNamespace(limit_s=30.0, steps=SimpleNamespace(limit=16))
     given = Invocation(Path("job.yaml"), ())
     found = search(own_s, given=given, path=Path("runs/a")).failure(
