@@ -39,7 +39,9 @@ def show_json(value: Any) -> None:
     """Prints the value for a program; NaN and infinity become `null`."""
     import msgspec
 
-    click.echo(msgspec.json.format(_encoded(value), indent=2).decode())
+    from gpurun.launcher.logs.lines import escaped
+
+    click.echo(escaped(msgspec.json.format(_encoded(value), indent=2).decode()))
 
 
 def show_improvement(found: Any, name: str, as_json: bool, writes: bool = False) -> None:

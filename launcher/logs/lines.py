@@ -112,6 +112,11 @@ def clean(text: str) -> str:
     return _CONTROL.sub("", text)
 
 
+def escaped(text: str) -> str:
+    """JSON whose strings have what `clean` would remove as `\\u202b`."""
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
 class NeedlessLines:
     """Finds the lines of a stream that say nothing about the program; only the log file has them."""
 

@@ -3,9 +3,12 @@
 import math
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
+from gpurun.launcher.logs.lines import clean
 from gpurun.launcher.report.terminal.grid import cut, grid
 from gpurun.launcher.rundir.improvement import CHANGES_NUMERICS, NO_TIME, YOURS, Improvement, RemedyResult
+from gpurun.launcher.rundir.paths import CHANGE
 from gpurun.launcher.units import (
     format_percent,
     format_percent_interval,
@@ -37,6 +40,8 @@ def improve_lines(found: Improvement, name: str, writes: bool = False) -> list[s
         lines += ["", *(f"{each.place}: {each.text}" for each in found.advice)]
     if found.diff:
         lines += ["", *found.diff.removesuffix("\n").split("\n")]
+        if clean(found.diff) != found.diff:
+            lines += ["", f"characters that no terminal shows are left out here: apply {Path(name) / CHANGE}"]
     if found.notes:
         lines += ["", *found.notes]
     return lines

@@ -34,6 +34,7 @@ from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.errors import MachineError, SpecError, StepsError, VariantError
 from gpurun.launcher.jobfile.load import compared, load_job, load_text, program_job
+from gpurun.launcher.logs.lines import clean
 from gpurun.launcher.nodes.rendezvous import NodeFlags, find_facts
 from gpurun.launcher.plan.build import build_plan
 from gpurun.launcher.plan.model import Plan
@@ -358,6 +359,15 @@ def test_the_list_of_examples_fits_the_terminal(monkeypatch: pytest.MonkeyPatch)
     on_a_terminal = CliRunner().invoke(cli, ["examples"]).output
     assert max(map(len, on_a_terminal.splitlines())) <= 80 < max(map(len, in_a_pipe.splitlines()))
     assert on_a_terminal.split() == in_a_pipe.split()
+
+
+def test_json_keeps_characters_that_a_terminal_would_not_show(capsys: pytest.CaptureFixture[str]) -> None:
+    """As those of a context line of a diff, which then still applies."""
+    value = {"diff": " a\u202bb\u2028c\x7f\x9b\r\n"}
+    show_json(value)
+    shown = capsys.readouterr().out
+    assert clean(shown) == shown
+    assert json.loads(clean(shown)) == value
 
 
 def test_a_file_name_that_is_no_text_is_shown_as_json(capsys: pytest.CaptureFixture[str]) -> None:

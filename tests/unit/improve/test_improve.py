@@ -212,6 +212,12 @@ def test_where_there_was_no_time_for_all_a_larger_budget_is_proposed(tmp_path: P
     assert any("begin again with --budget 1m" in line for line in improve_lines(found, "found"))
 
 
+@pytest.mark.parametrize(("context", "is_shown"), [(" plain", False), (" a\u202b", True), (" a\r", True)])
+def test_a_diff_that_a_terminal_cant_show_whole_names_its_file(context: str, is_shown: bool) -> None:
+    found = Improvement(1, "train.py", 60.0, diff=f"{context}\n-b\n+c\n")
+    assert any("apply found/change.diff" in line for line in improve_lines(found, "found")) is is_shown
+
+
 def test_a_search_that_has_only_begun_says_nothing_of_remedies() -> None:
     assert dict(answer(Improvement(1, "train.py", 60.0), "my search"))["Next"] == (
         "gpurun improve --resume 'my search'"
@@ -766,7 +772,7 @@ def test_the_name_of_a_repository_may_end_with_a_blank(tmp_path: Path) -> None:
 
 def test_lines_of_the_diff_end_as_those_of_the_file() -> None:
     found = Improvement(1, "train.py", 60.0, diff="--- a\n+x\r\n+y\x0cz\n")
-    assert improve_lines(found, "x")[-3:] == ["--- a", "+x\r", "+y\x0cz"]
+    assert improve_lines(found, "x")[-5:-2] == ["--- a", "+x\r", "+y\x0cz"]
 
 
 def test_a_change_without_a_place_is_a_next_step(tmp_path: Path) -> None:
