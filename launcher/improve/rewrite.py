@@ -7,6 +7,7 @@ is parsed again: an edit after which anything but the intended nodes differs cou
 import ast
 import contextlib
 import difflib
+import errno
 import io
 import os
 import re
@@ -580,7 +581,13 @@ def _replace_files(contents: Mapping[Path, bytes]) -> None:
                 file.flush()
                 os.fsync(file.fileno())
     except OSError as error:
-        raise unwritable(Path(os.fsdecode(error.filename2 or path)), error) from error
+        path = Path(os.fsdecode(error.filename2 or path))
+        if error.errno == errno.EBUSY:
+            raise MachineError(
+                f"{path} is a mount point, which can't be replaced; apply change.diff to the file that is "
+                "mounted there"
+            ) from error
+        raise unwritable(path, error) from error
 
 
 def _keep_owner(file: BinaryIO, path: Path) -> None:
@@ -607,9 +614,13 @@ def _check(path: Path, old: bytes, force: bool) -> None:
             raise SpecError(f"{path} has changed since it was measured; start `gpurun improve` again")
     except OSError as error:
         raise SpecError(f"can't read {path}: {error.strerror}; start `gpurun improve` again") from None
-    may_write = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK | os.X_OK)
-    if not (may_write and status.st_mode & WRITABLE):  # to root, a mode forbids nothing
+    if not status.st_mode & WRITABLE:  # to root, a mode forbids nothing
         raise SpecError(f"you may not write {path}; allow it with chmod u+w, or apply the diff elsewhere")
+    if not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK | os.X_OK)):
+        raise SpecError(
+            f"you may not write {path}: it or its directory is another user's, read-only or immutable "
+            "(lsattr); apply the diff elsewhere"
+        )
     if not force and status.st_nlink > 1:
         raise SpecError(
             f"{path} has other names (hard links), which would keep the old text; add --force to write it"

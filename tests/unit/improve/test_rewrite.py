@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import errno
 import io
 import os
 import re
@@ -863,7 +864,7 @@ def test_what_may_not_be_written_is_refused(
     closed = {"directory": repository, "file": path}[kept]
     # root may write everything, whatever the mode
     monkeypatch.setattr(os, "access", lambda asked, mode: Path(asked) != closed)
-    refused({path: (b"a", b"b")}, repository, "you may not write")
+    refused({path: (b"a", b"b")}, repository, "you may not write .*immutable")
     assert path.read_bytes() == b"a"
 
 
@@ -898,6 +899,21 @@ def test_a_full_disk_leaves_all_files_as_they_were(repository: Path, monkeypatch
     with pytest.raises(MachineError, match="No space left"):
         write_changes(changes, repository)
     assert {path: path.read_bytes() for path in changes} == {path: old for path, (old, _) in changes.items()}
+    assert names(repository) == before
+
+
+def test_a_mount_point_is_named_as_such(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = repository / "train.py"
+    path.write_bytes(b"a")
+    run(repository, "git", "add", ".")
+    before = names(repository)
+
+    def replace(draft: Path, target: Path, **directories: int | None) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy", draft, None, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(MachineError, match=r"train\.py is a mount point.*apply change\.diff to the file"):
+        write_changes({path: (b"a", b"b")}, repository)
     assert names(repository) == before
 
 
