@@ -45,6 +45,7 @@ from gpurun.launcher.improve.trials import (
     OTHER_NUMBERS,
     SAME,
     RemedyTrials,
+    begin_otherwise,
     best_of,
     budget_text,
     check_beginning,
@@ -73,6 +74,7 @@ from gpurun.launcher.run.open import (
 )
 from gpurun.launcher.rundir.files import read_json, write_bytes, write_json
 from gpurun.launcher.rundir.improvement import (
+    BEGINS_OTHERWISE,
     NO_TIME,
     SCHEMA,
     YOURS,
@@ -245,8 +247,9 @@ def improved(
     to_try.sort(
         key=lambda row: (bool(row.remedy.cost), not row.replaces, -shares.get(row.remedy.part, 100.0))
     )
-    if not to_try or not any(first.losses(0)):
-        without = {row.code: replace(result_of(row, search), why=NO_LOSS) for row in to_try}
+    if not to_try or sameness(first.losses(0), first.losses(0)) == "unknown":
+        why = _LOSSES["unknown"] if any(first.losses(0)) else NO_LOSS
+        without = {row.code: replace(result_of(row, search), why=why) for row in to_try}
         return keep(replace(start, remedies=results(rows, search, without), complete=True))
     steps = steps_of_launch(first.of(0))
     launch_s = seconds_of_launch(first, steps - first_steps(search))
@@ -431,10 +434,16 @@ def notes_on(first: Stage) -> list[str]:
     losses = first.losses(0)
     if not any(losses):
         return ["no loss was seen where `backward` is called: nothing is tried, as it may train otherwise"]
-    if differ([run[:1] for run in losses]):
+    if sameness(losses, losses) == "unknown":
+        number = 1 + min(run.index(None) for run in losses if None in run)
         return [
-            "two runs as it is begin with other losses: it goes on from its own checkpoint, or draws without "
-            "a seed; nothing is judged by bits"
+            f"from loss {number} on, losses of the program as it is are NaN or infinite: nothing is tried, "
+            "as it may train otherwise"
+        ]
+    if begin_otherwise(losses):
+        return [
+            f"{BEGINS_OTHERWISE}: it goes on from its own checkpoint, or draws without a seed; nothing is "
+            "judged by bits"
         ]
     if differ(losses):
         return ["two runs of the program as it is have other losses: nothing is judged by bits"]

@@ -13,6 +13,8 @@ from gpurun.launcher.errors import Interrupted, SpecError
 from gpurun.launcher.improve.remedies import DDP, LOADER, OPTIMIZER, Candidate, Part
 from gpurun.launcher.improve.stages import LEAST_HANG_S, RemedySearch, Set, Stage
 from gpurun.launcher.rundir.improvement import (
+    BEGINS_OTHERWISE,
+    NEVER_COMPARED,
     NO_GAIN,
     NO_TIME,
     RemedyResult,
@@ -60,7 +62,7 @@ def sameness(
 
     What rounding changes grows from step to step, as training goes on from it: a difference is one of
     rounding where earlier steps lead to it. Where runs of the original differ from each other, bits say
-    nothing, and a difference counts only beyond theirs.
+    nothing, and a difference counts only beyond theirs. Losses that mostly are no finite numbers say nothing.
 
     Args:
         originals: the losses of each run, in the order of its steps.
@@ -75,6 +77,8 @@ def sameness(
         return "unknown"
     steps = min(max(map(len, originals)), max(map(len, changed)))
     pairs = [(_at(originals, step), _at(changed, step)) for step in range(steps)]
+    if 2 * sum(None in known for known, _ in pairs) > steps:
+        return "unknown"
     if all(loss == known[0] for known, others in pairs for loss in (*known, *others)):
         return "bitwise"
     if not rounds and not differ(originals):
@@ -135,6 +139,11 @@ def check_beginning(first: Stage, later: Sequence[Losses], name: str) -> None:
 def differ(originals: Sequence[Losses]) -> bool:
     """Whether runs of the program as it is have other losses each time."""
     return any(len({*_at(originals, step)}) > 1 for step in range(max(map(len, originals), default=0)))
+
+
+def begin_otherwise(originals: Sequence[Losses]) -> bool:
+    """Whether runs of the program as it is have another first loss each time."""
+    return differ([run[:1] for run in originals])
 
 
 def _apart(loss: float | None, other: float | None, scale: float) -> float:
@@ -304,9 +313,8 @@ class RemedyTrials:
 
         The same steps then have the same losses where every step and sample has its own seed.
         """
-        rows = [
-            row for row in tried if found[row.code].why == _LOSSES["different"] and row.remedy.draws_otherwise
-        ]
+        whys = (_LOSSES["different"], BEGINS_OTHERWISE)
+        rows = [row for row in tried if found[row.code].why in whys and row.remedy.draws_otherwise]
         if not rows:
             return {}
         sets: list[Set] = [(), *((row,) for row in rows)]
@@ -357,6 +365,8 @@ class RemedyTrials:
         if trains == "unknown":
             return replace(base, why=_LOSSES[trains])
         found = self.with_cost(row, replace(base, percent=percent), stage, position)
+        if trains == "different" and begin_otherwise(self.first.losses(0)):
+            return replace(found, why=BEGINS_OTHERWISE)
         if trains == "different":
             return replace(found, verdict="changes numerics", why=_LOSSES[trains])
         return replace(found, why=cost_text(row, found))
@@ -445,7 +455,7 @@ def reference_ms(stage: Stage) -> float:
 OTHER_NUMBERS = "it draws other random numbers"
 _LOSSES: Mapping[Sameness, str] = {
     "different": "its losses are not those of the program as it is",
-    "unknown": "no loss was seen, so that it isn't known whether it trains the same",
+    "unknown": "too few finite losses were seen to know whether it trains the same",
 }
 
 
@@ -478,6 +488,7 @@ def promising(to_try: Sequence[Candidate], tried: Mapping[str, RemedyResult]) ->
         for row in to_try
         if (found := tried[row.code]).verdict == "undecided"
         and found.percent is not None
+        and found.why != BEGINS_OTHERWISE
         and not (row.remedy.cost and found.why == NO_GAIN)
     ]
     return sorted(known, key=lambda row: (bool(row.remedy.cost), tried[row.code].percent or 0.0))
@@ -491,7 +502,8 @@ def best_of(to_try: Sequence[Candidate], tried: Mapping[str, RemedyResult]) -> l
     helped = [
         row
         for row in to_try
-        if tried[row.code].verdict == "undecided" and (tried[row.code].percent or 0.0) <= TRIED_PERCENT
+        if tried[row.code].verdict == "undecided" and tried[row.code].why != BEGINS_OTHERWISE
+        if (tried[row.code].percent or 0.0) <= TRIED_PERCENT
     ]
     # What costs something at each start takes longest to prove.
     helped.sort(key=lambda row: (bool(row.remedy.cost), tried[row.code].percent or 0.0))
@@ -507,7 +519,7 @@ def open_for(
     return {
         code: replace(each, why="; ".join(filter(None, (each.why, why))))
         for code, each in known
-        if each.verdict == "undecided" and each.why != NO_GAIN
+        if each.verdict == "undecided" and each.why not in NEVER_COMPARED
     }
 
 

@@ -16,6 +16,8 @@ NO_TIME = "the budget has no time for it"
 YOURS = "write it yourself"
 """How a note begins about a change that no file takes by itself."""
 NO_GAIN = "no gain in its trials"
+BEGINS_OTHERWISE = "two runs as it is begin with other losses"
+NEVER_COMPARED = (NO_GAIN, BEGINS_OTHERWISE)
 """Why it isn't compared, whatever the budget."""
 
 
@@ -135,7 +137,9 @@ class Improvement:
     def is_open(self) -> bool:
         """Whether more time may prove something."""
         has_no_time = any(NO_TIME in each.why for each in self.remedies)
-        return has_no_time or any(each.verdict == "undecided" and each.why != NO_GAIN for each in self.tried)
+        return has_no_time or any(
+            each.verdict == "undecided" and each.why not in NEVER_COMPARED for each in self.tried
+        )
 
     @property
     def tried(self) -> list[RemedyResult]:

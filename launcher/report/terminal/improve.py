@@ -7,7 +7,14 @@ from pathlib import Path
 
 from gpurun.launcher.logs.lines import clean
 from gpurun.launcher.report.terminal.grid import cut, grid
-from gpurun.launcher.rundir.improvement import CHANGES_NUMERICS, NO_TIME, YOURS, Improvement, RemedyResult
+from gpurun.launcher.rundir.improvement import (
+    BEGINS_OTHERWISE,
+    CHANGES_NUMERICS,
+    NO_TIME,
+    YOURS,
+    Improvement,
+    RemedyResult,
+)
 from gpurun.launcher.rundir.paths import CHANGE
 from gpurun.launcher.units import (
     format_percent,
@@ -61,6 +68,11 @@ def answer(found: Improvement, name: str, writes: bool = False) -> list[tuple[st
         for each in found.remedies
         if each.verdict == "other random numbers" and (each.percent or 0.0) < 0
     ]
+    if any(each.why == BEGINS_OTHERWISE for each in found.remedies):
+        others.append(
+            f"make runs of {found.name} begin with the same loss, by seeds that don't change and without an "
+            "earlier checkpoint, and begin again"
+        )
     if not found.numerics and any(each.why == CHANGES_NUMERICS for each in found.remedies):
         others.append("--numerics also tries what changes numerics")
     if found.gain is not None and found.gain.percent < 0:

@@ -53,6 +53,8 @@ class StandIn:
     losses: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     begins: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """The losses of the program as it is, in stages with these names."""
+    drifts: Mapping[str, float] = field(default_factory=dict)
+    """How much more a second launch of the program as it is loses, in stages with these names."""
     seeded: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Where every step has its own seed."""
     fails: Callable[[tuple[str, ...]], bool] = lambda codes: False
@@ -176,7 +178,10 @@ class StandInStage:
     def losses(self, position: int) -> list[tuple[float, ...]]:
         known = self.program.seeded if self.is_seeded else self.program.losses
         own = self.program.begins.get(self.name, LOSSES)
-        return [next((known[code] for code in self.sets[position] if code in known), own)]
+        found = [next((known[code] for code in self.sets[position] if code in known), own)]
+        if (drift := self.program.drifts.get(self.name)) and not self.sets[position]:
+            found.append(tuple(loss + drift for loss in own))
+        return found
 
     def calls(self, position: int) -> list[CallSite]:
         return list(self.observed(position)[0].calls)

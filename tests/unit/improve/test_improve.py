@@ -300,6 +300,27 @@ def test_without_a_loss_every_remedy_has_that_as_its_reason(tmp_path: Path) -> N
     assert not any("not tried yet" in line for line in improve_lines(found, "x"))
 
 
+def test_where_losses_soon_are_no_numbers_nothing_is_tried(tmp_path: Path) -> None:
+    begins = {"1-original": cast(Any, (2.0, None, None, None))}
+    found = searched(program := StandIn({WORKERS: 0.7}, begins=begins), tmp_path)
+    assert [name for name, _ in program.stages] == ["1-original"]
+    assert row_of(found, WORKERS).why == "too few finite losses were seen to know whether it trains the same"
+
+
+def test_where_the_program_begins_otherwise_each_time_no_loss_condemns_a_remedy(tmp_path: Path) -> None:
+    program = StandIn({WORKERS: 0.7, FUSED: 0.8}, dict.fromkeys((WORKERS, FUSED), OTHERS))
+    program = replace(program, drifts={"1-original": 0.01}, seeded={WORKERS: OTHERS})
+    found = searched(program, tmp_path)
+    for row in (row_of(found, WORKERS), row_of(found, FUSED)):
+        assert (row.verdict, row.why) == ("undecided", "two runs as it is begin with other losses")
+    assert found.kept == []
+    assert not any(name.startswith("3") for name, _ in program.stages)
+    assert dict(answer(found, "x"))["Next"].startswith(
+        "make runs of train.py begin with the same loss, by seeds that don't change and without an earlier "
+        "checkpoint, and begin again"
+    )
+
+
 def test_what_is_proven_stands_where_the_last_trace_fails(tmp_path: Path) -> None:
     found = searched(StandIn({WORKERS: 0.7}, changed_at="4-kept"), tmp_path)
     assert ([each.code for each in found.kept], found.then, found.complete) == ([WORKERS], "", True)
@@ -694,6 +715,7 @@ def test_a_trial_that_compiles_counts_as_several_launches(launches: int, fit: in
         ([(2.0, 1.0), (2.0, 1.0)], ""),
         ([(2.0, 1.0), (2.0, 1.5)], "have other losses"),
         ([(2.0, 1.0), (0.1, 0.1)], "goes on from its own checkpoint"),
+        ([(2.0, None, None)] * 2, "from loss 2 on, losses of the program as it is are NaN or infinite"),
     ],
 )
 def test_a_program_that_begins_otherwise_each_time_is_told_so(losses: list[Any], said: str) -> None:

@@ -86,6 +86,15 @@ def test_what_does_not_round_may_differ_only_where_the_original_does() -> None:
     assert sameness([RUN, changed(1e-6)], [changed(-1e-6)], rounds=False) == "rounding"
 
 
+@pytest.mark.parametrize(
+    ("num", "expected"), [(1, "unknown"), (29, "unknown"), (30, "bitwise"), (60, "bitwise")]
+)
+def test_losses_that_mostly_are_no_finite_numbers_show_nothing(num: int, expected: str) -> None:
+    """The last ones of a launch on a GPU may not be computed yet."""
+    run = (*LONG[:num], *[None] * (60 - num))
+    assert sameness([run, run], [run]) == expected
+
+
 def test_one_launch_that_trains_otherwise_is_enough() -> None:
     assert sameness([RUN], [RUN, changed(0.1)]) == "different"
 
