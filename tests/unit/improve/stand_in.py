@@ -74,6 +74,8 @@ class StandIn:
     starts_s: Mapping[str, float] = field(default_factory=dict)
     """What a remedy costs at each start."""
     num_steps: int = 10**6
+    saved_s: Mapping[str, float] = field(default_factory=dict)
+    """By how much a launch with a remedy is shorter."""
     launch_s: float = LAUNCH_S
     """As long as its first launches let expect."""
     interrupted_at: str = ""
@@ -159,7 +161,8 @@ class StandInStage:
 
     def length_s(self, position: int) -> float:
         costs_s = sum(self.program.starts_s.get(code, 0.0) for code in self.sets[position])
-        return self.program.launch_s + min(costs_s, self.hang_s)
+        saved_s = sum(self.program.saved_s.get(code, 0.0) for code in self.sets[position])
+        return self.program.launch_s + min(costs_s, self.hang_s) - saved_s
 
     def num_steps(self, position: int) -> int:
         return min(self.program.num_steps, self.steps) - 1
@@ -283,7 +286,7 @@ def found_by(
         program=program, directory=directory, given=given, spec=spec, path=directory / "found",
         machine=SimpleNamespace(cpu_cores=program.cores, free_cores=None, gpus=()), budget_s=budget_s,
         spent_s=0.0, say=lambda text: None, launch_s=None, first_s=3.9, numerics=numerics,
-        allows_other_random_numbers=allows,
+        allows_other_random_numbers=allows, saved_s=dict(program.saved_s),
     )  # fmt: skip
     module = "gpurun.launcher.improve.improve"
     with mock.patch(f"{module}.job_devices", return_value=("cpu:0", "cpu:1")):

@@ -162,6 +162,16 @@ def test_counting_steps_leaves_time_for_a_proof(tmp_path: Path, launch_s: float)
     assert FUSED in {each.code for each in searched(program, tmp_path, budget_s=108.0).kept}
 
 
+def test_where_a_remedy_shortens_its_launches_more_of_them_fit(tmp_path: Path) -> None:
+    """12 launches of 2.5 s don't fit in the 27.5 s that are left, but 6 of 2.5 s and 6 of 1.7 s do."""
+    cases: list[tuple[dict[str, float], list[str]]] = [({}, []), ({UNUSED: 0.8}, [UNUSED])]
+    for saved_s, kept in cases:
+        program = StandIn({UNUSED: 0.5}, saved_s=saved_s, launch_s=2.5)
+        found = searched(program, tmp_path, budget_s=40.0)
+        assert [each.code for each in found.kept] == kept
+        assert program.spent_s <= 40
+
+
 @pytest.mark.parametrize("budget_s", [200.0, 300.0, 400.0])
 def test_what_costs_much_at_each_start_is_compared_only_where_the_budget_has_time(
     tmp_path: Path, budget_s: float
@@ -662,7 +672,7 @@ def test_a_launch_is_waited_for_as_long_as_the_budget_has_time(
 
 def test_a_launch_that_compiles_makes_no_other_seem_longer() -> None:
     search = object.__new__(RemedySearch)
-    search.first_s, search.launch_s, search.lengths_s = 4.0, None, []
+    search.first_s, search.launch_s, search.lengths_s, search.saved_s = 4.0, None, [], {}
     rows = {name: SimpleNamespace(remedy=SimpleNamespace(cost=name)) for name in ("", "compiles")}
     stage = SimpleNamespace(plan=SimpleNamespace(seeds_steps=False), length_s=(3.0, 12.0).__getitem__)
     search.note(cast(Any, stage), cast(Any, [(rows[""],), (rows["compiles"],)]))
@@ -674,8 +684,8 @@ def test_a_launch_that_compiles_makes_no_other_seem_longer() -> None:
 def test_the_first_launch_of_a_later_stage_which_is_longer_makes_no_other_seem_longer() -> None:
     """It warms up, and measures the program as it is twice."""
     search = object.__new__(RemedySearch)
-    search.first_s, search.launch_s, search.lengths_s = 4.0, None, []
-    rows = {name: SimpleNamespace(remedy=SimpleNamespace(cost=name)) for name in ("", "compiles")}
+    search.first_s, search.launch_s, search.lengths_s, search.saved_s = 4.0, None, [], {}
+    rows = {name: SimpleNamespace(code=name, remedy=SimpleNamespace(cost=name)) for name in ("", "compiles")}
     for lengths, sets in (
         ([4.2, 2.7, 2.3, 2.7], [(), (rows[""],), (rows[""],), (rows[""],)]),
         ([4.3, 35.0], [(), (rows["compiles"],)]),
