@@ -350,6 +350,9 @@ class RemedyTrials:
             is_compiled = row.remedy.call == "compile"
             why = "the model is compiled" if is_compiled else f"{row.sites[0].name} doesn't take it"
             return replace(base, verdict="not tried", why=why)
+        if "num_workers" in row.arguments and (name := repeated(row, stage, position)):
+            why = f"workers of {name} weren't seen to ask which they are: each may yield all samples"
+            return replace(base, verdict="not tried", why=why)
         if changed:
             base = replace(base, place=places_of(changed, self.search.given.directory))
         percent = 100 * (result.step_ms.estimate / reference_ms(stage) - 1)
@@ -462,6 +465,13 @@ _LOSSES: Mapping[Sameness, str] = {
 def sites_changed(row: Candidate, stage: Stage, position: int) -> list[CallSite]:
     """The calls that the remedy has changed in the launches of a set."""
     return [site for site in stage.calls(position) if site.is_users and row.change_at(site)]
+
+
+def repeated(row: Candidate, stage: Stage, position: int) -> str:
+    """The class of an iterable dataset whose samples each worker may yield in the launches of a set."""
+    return next(
+        (site.repeats for site in stage.calls(position) if row.remedy.is_of(site) and site.repeats), ""
+    )
 
 
 def dtype_of(stage: Stage, position: int) -> str:

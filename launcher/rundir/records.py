@@ -148,6 +148,9 @@ class CallSite:
     unused_bytes: int | None = None
     """The most bytes of parameters that a backward pass of this rank left unused in the first steps, by DDP's
     own record; `None` where it doesn't look for them."""
+    repeats: str = ""
+    """The class of its iterable dataset, where several workers read that which weren't seen to ask which they
+    are: each may yield all samples."""
 
     @property
     def all_given(self) -> tuple[Mapping[str, str], ...]:
@@ -161,6 +164,7 @@ class CallSite:
             self,
             applied={**self.applied, **later.applied},
             others=(*self.others, *more)[:MAX_OTHERS],
+            repeats=self.repeats or later.repeats,
             count=self.count + later.count,
         )
 

@@ -8,7 +8,7 @@ import os
 import sys
 import typing
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -19,11 +19,13 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data._utils.worker import WorkerInfo
 
 from gpurun.launcher.inspect.stacks import is_users
 from gpurun.launcher.rundir.records import AT_DDP, NEEDS_WORKERS, CallSite
 from gpurun.launcher.worker.accelerators.cuda import cudnn_flags, matmul_precision
+from gpurun.launcher.worker.base.seeding import replaced
 
 Value = bool | int | float | str
 EXCLUSIVE = {"fused": "foreach", "foreach": "fused"}
@@ -90,6 +92,8 @@ class ProgramCalls:
         default_factory=dict
     )
     """The models that look for unused parameters, by place."""
+    _iterables: dict[tuple[str, str, int, int], set[str]] = field(default_factory=dict)
+    """The classes of iterable datasets that several workers read, by place."""
     _models: list[weakref.ref[DistributedDataParallel]] = field(default_factory=list)
     _begun: set[int] = field(default_factory=set)
     """The objects whose constructors run: an outer class calls that of its base for the same object."""
@@ -156,6 +160,12 @@ class ProgramCalls:
         if isinstance(made, DistributedDataParallel) and len(self._models) < MAX_SITES:
             self._models.append(weakref.ref(made))
         key = (name, caller.f_code.co_filename, caller.f_lineno, caller.f_lasti)
+        if (
+            isinstance(made, DataLoader)
+            and made.num_workers > 1
+            and isinstance(made.dataset, IterableDataset)
+        ):
+            self._iterables.setdefault(key, set()).add(type(made.dataset).__qualname__)
         arguments = {each: shown(value) for each, value in given.arguments.items() if each != "self"}
         if (known := self.sites.get(key)) is not None:
             later = replace(known, given=arguments, others=(), applied=changed.applied, count=1)
@@ -177,6 +187,18 @@ class ProgramCalls:
                 skipped=changed.skipped,
             )
 
+    def noted(self, asking: Container[str]) -> tuple[CallSite, ...]:
+        """All calls by place.
+
+        Args:
+            asking: the classes of iterable datasets whose workers were seen to ask which they are.
+        """
+        repeats = {
+            key: next((each for each in sorted(names) if each not in asking), "")
+            for key, names in self._iterables.items()
+        }
+        return tuple(replace(site, repeats=repeats.get(key, "")) for key, site in self.sites.items())
+
     def models(self) -> list[DistributedDataParallel]:
         """The program's models that average gradients, if calls are noted."""
         return [model for each in self._models if (model := each()) is not None]
@@ -188,6 +210,33 @@ class ProgramCalls:
                 num_bytes = model()._get_ddp_logging_data()["unused_parameter_size"]  # type: ignore[union-attr]
                 most = max(num_bytes, self.sites[key].unused_bytes or 0)
                 self.sites[key] = replace(self.sites[key], unused_bytes=most)
+
+
+@dataclass
+class AskingWorkers:
+    """The classes of the datasets whose DataLoader workers ask which of them they are."""
+
+    told: str
+    """The file by which workers, which are forked, tell the rank."""
+    _has_told: bool = False
+
+    def watch(self) -> Callable[[], None]:
+        """Notes them from now on; returns what ends it."""
+        return replaced(WorkerInfo, "__getattribute__", self._read)
+
+    @property
+    def found(self) -> set[str]:
+        with suppress(OSError), open(self.told, encoding="utf-8") as file:
+            return set(file.read().splitlines())
+        return set()
+
+    def _read(self, original: Callable[..., Any], info: WorkerInfo, name: str) -> Any:
+        value = original(info, name)
+        if name in ("id", "num_workers", "dataset") and not self._has_told:
+            self._has_told = True
+            with suppress(OSError), open(self.told, "a", encoding="utf-8") as file:
+                file.write(f"{type(original(info, 'dataset')).__qualname__}\n")
+        return value
 
 
 def changed_module(module: torch.nn.Module, wanted: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:

@@ -30,7 +30,7 @@ from gpurun.launcher.rundir.launch_writes import (
 from gpurun.launcher.rundir.records import Observed, Place, PlaceKind, ProgramConfig
 from gpurun.launcher.worker.base.losses import Losses
 from gpurun.launcher.worker.base.seeding import StepSeeds, replaced
-from gpurun.launcher.worker.program.calls import ProgramCalls, is_own_code
+from gpurun.launcher.worker.program.calls import AskingWorkers, ProgramCalls, is_own_code
 
 MAX_WRITES = 50
 FIRST_STEPS = 10
@@ -276,14 +276,16 @@ class Observer:
     calls: ProgramCalls = field(init=False)
     losses: Losses = field(default_factory=Losses)
     writes: Writes = field(init=False)
+    workers: AskingWorkers = field(init=False)
     places: CostlyCalls = field(init=False)
     _num_steps: int = 0
     _written: Observed | None = None
 
     def __post_init__(self) -> None:
         self.calls = ProgramCalls(self.config.calls, notes=self.config.observe)
-        told = f"{self.run.observed(self.config.launch, self.rank)}.told"
-        self.writes = Writes(self.config.job_dir, self.config.run_dir, told)
+        path = self.run.observed(self.config.launch, self.rank)
+        self.writes = Writes(self.config.job_dir, self.config.run_dir, f"{path}.told")
+        self.workers = AskingWorkers(f"{path}.workers")
         self.places = CostlyCalls(self.calls.models)
 
     def watch(self) -> ExitStack:
@@ -294,6 +296,7 @@ class Observer:
             hooks.enter_context(StepSeeds(self.rank, self.config.world_size).watch())
         if self.config.observe:
             hooks.enter_context(self.losses.watch())
+            hooks.callback(self.workers.watch())
             if self.config.profile is not None:
                 hooks.enter_context(self.places.watch())
             self.writes.began_s = self.run.launch_config(self.config.launch).stat().st_mtime
@@ -315,7 +318,7 @@ class Observer:
         if not self.config.observe:
             return
         known = Observed(
-            calls=tuple(self.calls.sites.values()),
+            calls=self.calls.noted(self.workers.found),
             losses=self.losses.values,
             loss_dtype=self.losses.dtype,
             steps=self._num_steps,

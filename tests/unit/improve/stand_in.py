@@ -89,6 +89,8 @@ class StandIn:
     """Remedies that its job can't have together."""
     skips: tuple[str, ...] = ()
     """Changes that mean nothing to its calls."""
+    repeats: str = ""
+    """The dataset whose samples several workers repeat."""
     warns: tuple[str, ...] = ()
     """Remedies with other gradients."""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -195,7 +197,7 @@ class StandInStage:
             return [Observed((CallSite(WORKLOAD, "", 0, True, given=self.program.keys),), LOSSES, "float32")]
         calls = [
             *(replace(each, file=str(self.directory / each.file)) for each in self.program.more_calls),
-            CallSite("DataLoader", file, 1, True, given={"dataset": "Data"}),
+            CallSite("DataLoader", file, 1, True, given={"dataset": "Data"}, repeats=self.program.repeats),
             CallSite("DistributedDataParallel", file, 2, True, given={"find_unused_parameters": "True"}),
             CallSite("AdamW", file, 3, True, given={"params": "parameters"}),
         ]

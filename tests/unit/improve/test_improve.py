@@ -342,6 +342,15 @@ def test_a_remedy_whose_model_is_compiled_already_is_not_tried(tmp_path: Path) -
     assert (row.verdict, row.why) == ("not tried", "the model is compiled")
 
 
+def test_workers_that_may_repeat_samples_are_not_kept(tmp_path: Path) -> None:
+    found = searched(StandIn({WORKERS: 0.5, FUSED: 0.8}, repeats="Lines"), tmp_path)
+    row = row_of(found, WORKERS)
+    assert (row.verdict, row.why) == (
+        "not tried", "workers of Lines weren't seen to ask which they are: each may yield all samples"
+    )  # fmt: skip
+    assert [each.code for each in found.kept] == [FUSED]
+
+
 def test_a_variable_that_the_job_states_is_for_its_user_to_change(tmp_path: Path) -> None:
     stated = {"OMP_NUM_THREADS": "1"}
     found = searched(StandIn({"OMP_NUM_THREADS=2": 0.7}, env=stated, cores=4), tmp_path)

@@ -3,14 +3,17 @@
 import copy
 import inspect
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 
 from gpurun.launcher.worker.program.calls import (
+    AskingWorkers,
     Changed,
     ProgramCalls,
     change,
@@ -121,6 +124,34 @@ def test_a_place_has_what_any_of_its_calls_was_given() -> None:
     assert (site.applied, site.count) == ({"persistent_workers": True}, 3)
     first, second = ({"dataset": "TensorDataset", "num_workers": str(workers)} for workers in (0, 1))
     assert (site.given, site.others) == (first, (second,))
+
+
+class Repeating(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
+
+
+class Sharing(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        worker = get_worker_info()
+        return iter(range(8)) if worker is None else iter(range(worker.id, 8, worker.num_workers))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "num_workers", "repeats"),
+    [(Repeating(), 2, "Repeating"), (Repeating(), 1, ""), (Sharing(), 2, ""), (DATA, 2, "")],
+)
+def test_workers_that_dont_ask_which_they_are_may_repeat_samples(
+    tmp_path: Path, dataset: Any, num_workers: int, repeats: str
+) -> None:
+    calls, workers = ProgramCalls({}, notes=True), AskingWorkers(str(tmp_path / "workers"))
+    with calls.watch(), ExitStack() as hooks:
+        hooks.callback(workers.watch())
+        loader = DataLoader(dataset, num_workers=num_workers)
+        num = len(list(loader))
+    assert num == len(DATA if dataset is DATA else range(8)) * (2 if repeats else 1)
+    (site,) = calls.noted(workers.found)
+    assert site.repeats == repeats
 
 
 def test_calls_of_libraries_stay_as_they_are(tmp_path: Path) -> None:
