@@ -88,7 +88,8 @@ class Remedy:
     cost: str = ""
     """What takes time at each start, which steps don't show."""
     caveat: str = ""
-    """What its launches can't show of later steps; `{steps}` is the number of steps that they had."""
+    """What its launches can't show of later steps; `{steps}` is the number of steps that they had, `{tried}`
+    also says whether an epoch ended in them."""
     source: str = ""
 
     def is_of(self, site: CallSite) -> bool:
@@ -141,7 +142,7 @@ _DATA = "https://docs.pytorch.org/docs/stable/data.html"
 _DDP = "https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"
 _OPTIM = "https://docs.pytorch.org/docs/stable/optim.html"
 
-_COPIES = "tried in {steps} steps: workers don't see what the program changes in its dataset later"
+_COPIES = "{tried}: workers don't see what the program changes in its dataset later"
 _TUNING = "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
 
 REMEDIES: tuple[Remedy, ...] = (

@@ -13,6 +13,8 @@ SCHEMA = 1
 CHANGES_NUMERICS = "changes numerics: --numerics tries it"
 NO_TIME = "the budget has no time for it"
 """Why a remedy isn't tried, or not compared."""
+BEFORE_EPOCH_ENDS = "in its first {} steps, before an epoch ends"
+"""What a gain in reading data is limited to, where its launches had no more."""
 YOURS = "write it yourself"
 """How a note begins about a change that no file takes by itself."""
 NO_GAIN = "no gain in its trials"
@@ -104,6 +106,8 @@ class Improvement:
     notes: tuple[str, ...] = ()
     needs_s: float | None = None
     """The budget that would have left time to prove something."""
+    first_steps: int | None = None
+    """The steps that the gain is of, where it is one in reading data and no epoch ended in them."""
     changes: tuple[CallChange, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables to start the program with."""

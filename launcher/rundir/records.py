@@ -148,6 +148,10 @@ class CallSite:
     unused_bytes: int | None = None
     """The most bytes of parameters that a backward pass of this rank left unused in the first steps, by DDP's
     own record; `None` where it doesn't look for them."""
+    epochs: int = 0
+    """How often a DataLoader of this place was begun, of the longest where they differ; 0: not seen."""
+    batches: int | None = None
+    """How many batches that one has; `None`: it isn't known without asking the program's own code."""
     repeats: str = ""
     """The class of its iterable dataset, where several workers read that which weren't seen to ask which they
     are: each may yield all samples."""
@@ -165,6 +169,8 @@ class CallSite:
             applied={**self.applied, **later.applied},
             others=(*self.others, *more)[:MAX_OTHERS],
             repeats=self.repeats or later.repeats,
+            epochs=max(self.epochs, later.epochs),
+            batches=self.batches if self.epochs else later.batches,
             count=self.count + later.count,
         )
 

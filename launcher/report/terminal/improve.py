@@ -8,6 +8,7 @@ from pathlib import Path
 from gpurun.launcher.logs.lines import clean
 from gpurun.launcher.report.terminal.grid import cut, grid
 from gpurun.launcher.rundir.improvement import (
+    BEFORE_EPOCH_ENDS,
     BEGINS_OTHERWISE,
     CHANGES_NUMERICS,
     NO_TIME,
@@ -80,6 +81,8 @@ def answer(found: Improvement, name: str, writes: bool = False) -> list[tuple[st
         interval = None if ci is None else (-ci[1], -ci[0])
         within = f" ({format_percent_interval(percent, interval)})" if interval else ""
         less = f"{format_percent(percent, interval)} less time per step than {found.name} as it is{within}"
+        if found.first_steps is not None:
+            less += f", {BEFORE_EPOCH_ENDS.format(found.first_steps)}"
         variables = (f"{name}={value}" for name, value in found.env.items())
         start = " ".join((*variables, *(f"--{name} {value}" for name, value in found.options.items())))
         write = f"{resume} --write applies the change" if found.diff and not writes else ""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import os
 import sys
 import typing
 import weakref
+from collections import Counter
 from collections.abc import Callable, Container, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -94,6 +96,12 @@ class ProgramCalls:
     """The models that look for unused parameters, by place."""
     _iterables: dict[tuple[str, str, int, int], set[str]] = field(default_factory=dict)
     """The classes of iterable datasets that several workers read, by place."""
+    _loaders: weakref.WeakKeyDictionary[DataLoader[Any], tuple[str, str, int, int]] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
+    """The place of each DataLoader."""
+    _epochs: Counter[tuple[tuple[str, str, int, int], int | None]] = field(default_factory=Counter)
+    """How often DataLoaders with so many batches were begun, by place."""
     _models: list[weakref.ref[DistributedDataParallel]] = field(default_factory=list)
     _begun: set[int] = field(default_factory=set)
     """The objects whose constructors run: an outer class calls that of its base for the same object."""
@@ -101,6 +109,8 @@ class ProgramCalls:
     def watch(self) -> ExitStack:
         """Changes and notes calls from now on; closing the returned stack ends it."""
         hooks = ExitStack()
+        if self.notes:
+            hooks.callback(replaced(DataLoader, "__iter__", self._iterate))
         hooks.enter_context(cudnn_flags(self.wanted.get("cudnn", {})))
         precision = self.wanted.get("matmul", {}).get("precision")
         hooks.enter_context(matmul_precision(None if precision is None else str(precision)))
@@ -137,6 +147,11 @@ class ProgramCalls:
         kind.__init__ = construct
         return lambda: setattr(kind, "__init__", original)
 
+    def _iterate(self, original: Callable[..., Any], loader: DataLoader[Any]) -> Any:
+        if (key := self._loaders.get(loader)) is not None:
+            self._epochs[key, num_batches(loader)] += 1
+        return original(loader)
+
     def changed(self, kind: type, signature: inspect.Signature, given: Changed) -> Changed:
         """The arguments of a call from the user's own files."""
         changed = change(signature, given.args, given.kwargs, self.wanted.get(_key_of(kind), {}))
@@ -160,12 +175,10 @@ class ProgramCalls:
         if isinstance(made, DistributedDataParallel) and len(self._models) < MAX_SITES:
             self._models.append(weakref.ref(made))
         key = (name, caller.f_code.co_filename, caller.f_lineno, caller.f_lasti)
-        if (
-            isinstance(made, DataLoader)
-            and made.num_workers > 1
-            and isinstance(made.dataset, IterableDataset)
-        ):
-            self._iterables.setdefault(key, set()).add(type(made.dataset).__qualname__)
+        if isinstance(made, DataLoader):
+            self._loaders[made] = key
+            if made.num_workers > 1 and isinstance(made.dataset, IterableDataset):
+                self._iterables.setdefault(key, set()).add(type(made.dataset).__qualname__)
         arguments = {each: shown(value) for each, value in given.arguments.items() if each != "self"}
         if (known := self.sites.get(key)) is not None:
             later = replace(known, given=arguments, others=(), applied=changed.applied, count=1)
@@ -197,7 +210,13 @@ class ProgramCalls:
             key: next((each for each in sorted(names) if each not in asking), "")
             for key, names in self._iterables.items()
         }
-        return tuple(replace(site, repeats=repeats.get(key, "")) for key, site in self.sites.items())
+        by_length = sorted(self._epochs.items(), key=lambda each: _length(each[0][1]))
+        longest = {key: (num, batches) for (key, batches), num in by_length}
+        found = []
+        for key, site in self.sites.items():
+            epochs, batches = longest.get(key, (0, None))
+            found.append(replace(site, repeats=repeats.get(key, ""), epochs=epochs, batches=batches))
+        return tuple(found)
 
     def models(self) -> list[DistributedDataParallel]:
         """The program's models that average gradients, if calls are noted."""
@@ -210,6 +229,20 @@ class ProgramCalls:
                 num_bytes = model()._get_ddp_logging_data()["unused_parameter_size"]  # type: ignore[union-attr]
                 most = max(num_bytes, self.sites[key].unused_bytes or 0)
                 self.sites[key] = replace(self.sites[key], unused_bytes=most)
+
+
+def num_batches(loader: DataLoader[Any]) -> int | None:
+    """The batches of an epoch, where torch's own samplers have them: others may draw when they are asked."""
+    samplers = (loader.sampler, *([loader.batch_sampler] if loader.batch_sampler is not None else []))
+    is_known = all(type(each).__module__.startswith("torch.") for each in samplers)
+    if is_known and not isinstance(loader.dataset, IterableDataset):
+        with suppress(Exception):  # of the program's own dataset
+            return len(loader)
+    return None
+
+
+def _length(batches: int | None) -> float:
+    return math.inf if batches is None else batches
 
 
 @dataclass

@@ -89,6 +89,8 @@ class StandIn:
     """Remedies that its job can't have together."""
     skips: tuple[str, ...] = ()
     """Changes that mean nothing to its calls."""
+    batches: int | None = None
+    """Of an epoch."""
     repeats: str = ""
     """The dataset whose samples several workers repeat."""
     warns: tuple[str, ...] = ()
@@ -192,12 +194,14 @@ class StandInStage:
         return list(self.observed(position)[0].calls)
 
     def observed(self, position: int, rank: int = 0) -> list[Observed]:
-        file = str(self.directory / "train.py")
+        file, batches = str(self.directory / "train.py"), self.program.batches
+        epochs = math.ceil(self.steps / (batches or math.inf))
         if self.program.keys:
             return [Observed((CallSite(WORKLOAD, "", 0, True, given=self.program.keys),), LOSSES, "float32")]
+        loader = CallSite("DataLoader", file, 1, True, given={"dataset": "Data"})
         calls = [
             *(replace(each, file=str(self.directory / each.file)) for each in self.program.more_calls),
-            CallSite("DataLoader", file, 1, True, given={"dataset": "Data"}, repeats=self.program.repeats),
+            replace(loader, repeats=self.program.repeats, batches=batches, epochs=epochs),
             CallSite("DistributedDataParallel", file, 2, True, given={"find_unused_parameters": "True"}),
             CallSite("AdamW", file, 3, True, given={"params": "parameters"}),
         ]

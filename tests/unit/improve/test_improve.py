@@ -351,6 +351,23 @@ def test_workers_that_may_repeat_samples_are_not_kept(tmp_path: Path) -> None:
     assert [each.code for each in found.kept] == [FUSED]
 
 
+@pytest.mark.parametrize(
+    ("batches", "budget_s", "steps", "is_limited"),
+    [(None, 600.0, 30, False), (10, 600.0, 30, False), (50, 600.0, 100, False), (50, 300.0, 60, False),
+     (5000, 600.0, 30, True)],
+)  # fmt: skip
+def test_launches_go_past_an_epoch_where_the_budget_allows_it(
+    tmp_path: Path, batches: int | None, budget_s: float, steps: int, is_limited: bool
+) -> None:
+    """A dataset may keep what it has read: otherwise the gain is said to be one of the first epoch."""
+    found = searched(StandIn({WORKERS: 0.7}, batches=batches), tmp_path, budget_s)
+    within = f"in its first {steps} steps, before an epoch ends"
+    (kept,) = found.kept
+    assert kept.why.startswith(f"{within}: workers" if is_limited else f"tried in {steps} steps: workers")
+    assert (f"), {within}: 1 of" in improve_lines(found, "x")[0]) is is_limited
+    assert found.first_steps == (steps if is_limited else None)
+
+
 def test_a_variable_that_the_job_states_is_for_its_user_to_change(tmp_path: Path) -> None:
     stated = {"OMP_NUM_THREADS": "1"}
     found = searched(StandIn({"OMP_NUM_THREADS=2": 0.7}, env=stated, cores=4), tmp_path)

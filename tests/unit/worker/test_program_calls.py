@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset, get_worker_info
 
 from gpurun.launcher.worker.program.calls import (
     AskingWorkers,
@@ -24,7 +24,7 @@ from gpurun.launcher.worker.program.calls import (
 )
 
 LOADER, ADAMW = inspect.signature(DataLoader.__init__), inspect.signature(torch.optim.AdamW.__init__)
-DATA = TensorDataset(torch.arange(8.0))
+DATA, SHORT = TensorDataset(torch.arange(8.0)), TensorDataset(torch.arange(2.0))
 
 
 @pytest.mark.parametrize(
@@ -152,6 +152,36 @@ def test_workers_that_dont_ask_which_they_are_may_repeat_samples(
     assert num == len(DATA if dataset is DATA else range(8)) * (2 if repeats else 1)
     (site,) = calls.noted(workers.found)
     assert site.repeats == repeats
+
+
+class OwnSampler(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
+
+    def __len__(self) -> int:
+        raise AssertionError("it may draw here")
+
+
+@pytest.mark.parametrize(
+    ("options", "batches"),
+    [
+        ({"batch_size": 3}, 3),
+        ({"shuffle": True}, 8),
+        ({"batch_size": None}, 8),
+        ({"sampler": OwnSampler()}, None),
+    ],
+)
+def test_epochs_are_counted_for_the_longest_loader_of_a_place(
+    options: dict[str, Any], batches: int | None
+) -> None:
+    """Of two epochs, with a shorter one for validation in between."""
+    calls = ProgramCalls({}, notes=True)
+    with calls.watch():
+        train, val = (DataLoader(data, **more) for data, more in ((DATA, options), (SHORT, {})))
+        for loader in (train, val, val, val, train):
+            assert sum(1 for _ in loader)
+    (site,) = calls.noted(())
+    assert (site.epochs, site.batches) == (2, batches)
 
 
 def test_calls_of_libraries_stay_as_they_are(tmp_path: Path) -> None:
