@@ -64,6 +64,7 @@ from gpurun.launcher.improve.trials import (
 )
 from gpurun.launcher.inspect.stacks import file_hash
 from gpurun.launcher.jobfile.model import JobSpec
+from gpurun.launcher.logs.lines import clean
 from gpurun.launcher.machine.accelerators import accelerator_of
 from gpurun.launcher.machine.git import top_directory
 from gpurun.launcher.machine.host import inspect_machine
@@ -689,8 +690,7 @@ def concluded(
     stated = env.keys() & spec.env.keys()
     homeless += [f"{YOURS}: env.{name}={env.pop(name)}, which the job states" for name in stated]
     diff = diff_in_file(found, root, search.path)
-    if diff.decode(errors="replace") != diff.decode(errors="ignore"):
-        homeless.append(f"a changed file isn't UTF-8: what `git apply` takes is {search.path / CHANGE}")
+    homeless += not_shown(diff, search)
     return replace(
         start,
         changes=changes,
@@ -714,6 +714,13 @@ def diff_in_file(changes: Mapping[Path, tuple[bytes, bytes]], root: Path, path: 
     if diff:
         write_bytes(path / CHANGE, diff)
     return diff
+
+
+def not_shown(diff: bytes, search: RemedySearch) -> Iterator[str]:
+    """A note where a report doesn't show the diff as it is."""
+    text = diff.decode(errors="replace")
+    if text != diff.decode(errors="ignore") or clean(text) != text:
+        yield f"the diff has bytes that can't be shown: what `git apply` takes is {search.path / CHANGE}"
 
 
 def caveats(found: Improvement, kept: Sequence[Candidate]) -> Iterator[str]:
@@ -775,12 +782,13 @@ def job_change(search: RemedySearch, start: Improvement, kept: Sequence[Candidat
     except NoPlaceError:
         lines = ", ".join(row.code for row in kept if not stated & row.keys.keys())
         return replace(start, code={}, notes=(*start.notes, *yours, f"{YOURS} in {path.name}: {lines}"))
+    diff = diff_in_file(found, root, search.path)
     return replace(
         start,
         keys=keys,
         code=start.code if keys else {},
-        diff=diff_in_file(found, root, search.path).decode(),
-        notes=(*start.notes, *yours, *caveats(start, kept)),
+        diff=diff.decode(),
+        notes=(*start.notes, *yours, *not_shown(diff, search), *caveats(start, kept)),
     )
 
 

@@ -19,6 +19,10 @@ YOURS = "write it yourself"
 """How a note begins about a change that no file takes by itself."""
 NO_GAIN = "no gain in its trials"
 BEGINS_OTHERWISE = "two runs as it is begin with other losses"
+BEGIN_ALIKE = (
+    "make runs of {} begin with the same loss, by seeds that don't change and without an earlier checkpoint, "
+    "and begin again"
+)
 NEVER_COMPARED = (NO_GAIN, BEGINS_OTHERWISE)
 """Why it isn't compared, whatever the budget."""
 

@@ -3,12 +3,11 @@
 import math
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 
-from gpurun.launcher.logs.lines import clean
 from gpurun.launcher.report.terminal.grid import cut, grid
 from gpurun.launcher.rundir.improvement import (
     BEFORE_EPOCH_ENDS,
+    BEGIN_ALIKE,
     BEGINS_OTHERWISE,
     CHANGES_NUMERICS,
     NO_TIME,
@@ -16,7 +15,6 @@ from gpurun.launcher.rundir.improvement import (
     Improvement,
     RemedyResult,
 )
-from gpurun.launcher.rundir.paths import CHANGE
 from gpurun.launcher.units import (
     format_percent,
     format_percent_interval,
@@ -48,8 +46,6 @@ def improve_lines(found: Improvement, name: str, writes: bool = False) -> list[s
         lines += ["", *(f"{each.place}: {each.text}" for each in found.advice)]
     if found.diff:
         lines += ["", *found.diff.removesuffix("\n").split("\n")]
-        if clean(found.diff) != found.diff:
-            lines += ["", f"characters that no terminal shows are left out here: apply {Path(name) / CHANGE}"]
     if found.notes:
         lines += ["", *found.notes]
     return lines
@@ -70,10 +66,7 @@ def answer(found: Improvement, name: str, writes: bool = False) -> list[tuple[st
         if each.verdict == "other random numbers" and (each.percent or 0.0) < 0
     ]
     if any(each.why == BEGINS_OTHERWISE for each in found.remedies):
-        others.append(
-            f"make runs of {found.name} begin with the same loss, by seeds that don't change and without an "
-            "earlier checkpoint, and begin again"
-        )
+        others.append(BEGIN_ALIKE.format(found.name))
     if not found.numerics and any(each.why == CHANGES_NUMERICS for each in found.remedies):
         others.append("--numerics also tries what changes numerics")
     if found.gain is not None and found.gain.percent < 0:

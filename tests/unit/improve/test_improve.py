@@ -24,6 +24,7 @@ from gpurun.launcher.improve.improve import (
     changes_to_write,
     check_code,
     gain_of,
+    not_shown,
     notes_on,
     run_improve,
     shares_of,
@@ -222,10 +223,13 @@ def test_where_there_was_no_time_for_all_a_larger_budget_is_proposed(tmp_path: P
     assert any("begin again with --budget 1m" in line for line in improve_lines(found, "found"))
 
 
-@pytest.mark.parametrize(("context", "is_shown"), [(" plain", False), (" a\u202b", True), (" a\r", True)])
-def test_a_diff_that_a_terminal_cant_show_whole_names_its_file(context: str, is_shown: bool) -> None:
-    found = Improvement(1, "train.py", 60.0, diff=f"{context}\n-b\n+c\n")
-    assert any("apply found/change.diff" in line for line in improve_lines(found, "found")) is is_shown
+@pytest.mark.parametrize(("context", "is_shown"), [("plain", True), ("a\u202b", False), ("a\r", False)])
+def test_a_diff_that_a_terminal_cant_show_whole_names_its_file(
+    context: str, is_shown: bool, tmp_path: Path
+) -> None:
+    search = cast(Any, SimpleNamespace(path=tmp_path))
+    notes = list(not_shown(f" {context}\n-b\n+c\n".encode(), search))
+    assert any(str(tmp_path / "change.diff") in note for note in notes) is not is_shown
 
 
 def test_a_search_that_has_only_begun_says_nothing_of_remedies() -> None:
@@ -814,7 +818,7 @@ def test_a_diff_that_isnt_utf8_is_a_file_that_git_takes(tmp_path: Path) -> None:
     more = (CallSite("DataLoader", "data.py", 2, True),)
     found = searched(StandIn(times={WORKERS: 0.7}, more_calls=more), tmp_path)
     path = tmp_path / "found/change.diff"
-    assert f"a changed file isn't UTF-8: what `git apply` takes is {path}" in found.notes
+    assert f"the diff has bytes that can't be shown: what `git apply` takes is {path}" in found.notes
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     subprocess.run(["git", "apply", "found/change.diff"], cwd=tmp_path, check=True)
     workers = b", num_workers=2, persistent_workers=True)"
@@ -830,7 +834,7 @@ def test_the_name_of_a_repository_may_end_with_a_blank(tmp_path: Path) -> None:
 
 def test_lines_of_the_diff_end_as_those_of_the_file() -> None:
     found = Improvement(1, "train.py", 60.0, diff="--- a\n+x\r\n+y\x0cz\n")
-    assert improve_lines(found, "x")[-5:-2] == ["--- a", "+x\r", "+y\x0cz"]
+    assert improve_lines(found, "x")[-3:] == ["--- a", "+x\r", "+y\x0cz"]
 
 
 def test_a_change_without_a_place_is_a_next_step(tmp_path: Path) -> None:
