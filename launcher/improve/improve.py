@@ -40,12 +40,10 @@ from gpurun.launcher.improve.rewrite import (
 from gpurun.launcher.improve.stages import BETWEEN_S, LEAST_BUDGET_S, RemedySearch, Set, Stage
 from gpurun.launcher.improve.trials import (
     _LOSSES,
-    COSTLY,
     LAUNCHES_TO_DECIDE,
     MOST_TOGETHER,
     OTHER_NUMBERS,
     SAME,
-    SHARE_OF_TRIALS,
     RemedyTrials,
     begin_otherwise,
     best_of,
@@ -118,8 +116,6 @@ VERDICTS: Mapping[str, RemedyVerdict] = MappingProxyType(
     {"slower": "kept", "same": "same", "faster": "slower"}
 )
 """By how the set without a remedy compares with all of them."""
-EPOCHS = (2.0, 1.2)
-"""How many epochs launches have, the first that the budget has time for."""
 MARGIN = 1.25
 """How much longer than the shortest of the first launches a later one may take."""
 
@@ -257,7 +253,7 @@ def improved(
         why = _LOSSES["unknown"] if any(first.losses(0)) else NO_LOSS
         without = {row.code: replace(result_of(row, search), why=why) for row in to_try}
         return keep(replace(start, remedies=results(rows, search, without), complete=True))
-    steps = steps_past_epoch(search, first, to_try, steps_of_launch(first.of(0)))
+    steps = steps_of_launch(first.of(0))
     launch_s = seconds_of_launch(first, steps - first_steps(search))
     trials = RemedyTrials(search, first, shares, steps, launch_s)
     try:
@@ -462,35 +458,6 @@ def steps_of_launch(original: VariantResult) -> int:
     return min(MOST_STEPS, max(LEAST_STEPS, 10 * math.ceil(0.5 + 100 * TIMED_S / step_ms)))
 
 
-def steps_past_epoch(search: RemedySearch, first: Stage, to_try: Sequence[Candidate], least: int) -> int:
-    """The steps of a later launch, with the end of an epoch where a remedy's gain may end there.
-
-    A dataset may keep what it has read: two epochs, or little more than one, where the budget has the time.
-
-    Args:
-        least: the steps of a launch that needs no end of an epoch.
-    """
-    seen, longest = first.observed(0), longest_loader(first, 0)
-    if not seen or longest is None or not longest.batches or not any(reads(row) for row in to_try):
-        return least
-    num_passes = len(seen[0].losses)
-    per_step = max(1.0, num_passes / (seen[0].steps or num_passes or 1))  # where it accumulates gradients
-    trials = 1 + sum(COSTLY if row.remedy.cost else 1 for row in to_try)
-    for epochs in EPOCHS:
-        steps = 10 * math.ceil(epochs * longest.batches / per_step / 10)
-        launch_s = seconds_of_launch(first, steps - first_steps(search))
-        takes_s = trials * launch_s
-        fits = takes_s <= SHARE_OF_TRIALS * search.budget_s
-        if fits and takes_s + seconds_to_compare(1, launch_s) <= search.left_s:
-            return max(least, steps)
-    return least
-
-
-def reads(row: Candidate) -> bool:
-    """Whether a remedy has other processes read data, whose gain an epoch's end may change."""
-    return row.remedy.call == LOADER and "{tried}" in row.remedy.caveat and not row.keys
-
-
 def longest_loader(stage: Stage, position: int) -> CallSite | None:
     """The call that made the DataLoader with the most batches, which is that of the training."""
     sites = [each for each in stage.calls(position) if each.epochs]
@@ -671,7 +638,8 @@ def concluded(
     """
     spec, remedies = search.spec, results(rows, search, tried)
     gain, steps = gain_of(last.differences[1, position]), last.num_steps(position) + 1
-    is_first = any(reads(row) for row in kept) and is_before_epoch_ends(last, position, steps)
+    reads = any(row.remedy.part == "input" and not row.keys for row in kept)
+    is_first = reads and is_before_epoch_ends(last, position, steps)
     start = replace(start, gain=gain, remedies=remedies, complete=True)
     start = replace(start, first_steps=steps if is_first else None)
     if not spec.kind.runs_program:
