@@ -371,7 +371,7 @@ def _for_several(cause: Cause, savings: Sequence[Saving]) -> Cause:
         )
     if alone_us and max(alone_us) < least_us <= cause.lost_ns / 1000:
         return replace(
-            cause, ranks=(), figures={**figures, "other": "other ranks"}, replayed_ns=1000 * max(alone_us)
+            cause, ranks=(), figures={**figures, "other": OTHER_RANKS}, replayed_ns=1000 * max(alone_us)
         )
     return cause
 
