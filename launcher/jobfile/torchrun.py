@@ -73,6 +73,9 @@ _WATCHDOG = "TORCHELASTIC_ENABLE_FILE_TIMER"
 """With 1, torchrun ends ranks whose timers have run out. Source: `local_elastic_agent.py` of torch."""
 
 
+_LISTED = "`torchrun --help` lists its options"
+
+
 @dataclass(frozen=True)
 class TorchrunLine:
     """A command line of torchrun."""
@@ -106,9 +109,6 @@ class UnknownOption(SpecError):
     def __init__(self, option: str) -> None:
         self.option = option
         super().__init__(f"torchrun: unrecognized arguments: {option}\n    {_LISTED}")
-
-
-_LISTED = "`torchrun --help` lists its options"
 
 
 class _Parser(argparse.ArgumentParser):

@@ -443,6 +443,14 @@ def _stopped_attempt(run: RunDir, steps: Mapping[int, Sequence[StepRecord]]) -> 
     return next((launch for launch in stopped if launch in last), None)
 
 
+def _facts(run: RunDir, variant_id: str, stopped: str | None) -> VariantFacts:
+    """What is recorded of a variant; of a stopped one what its last attempt has recorded."""
+    facts = run.read_any(run.facts(variant_id), VariantFacts)
+    if facts is None and stopped is not None:
+        facts = run.read_launch_facts(stopped).get(variant_id)
+    return facts or VariantFacts()
+
+
 def read_measured(
     run: RunDir, plan: Plan, variant: Variant, read: VariantSteps, events: Mapping[str, Sequence[Event]]
 ) -> MeasuredVariant:
@@ -467,10 +475,7 @@ def read_measured(
         short, unsteady = ((text,) if text else (), None) if was_timed or stopped else ((), text)
     if variant.kind.runs_program:
         timed = program_times(steps, world_size)
-    facts = run.read_any(run.facts(variant.id), VariantFacts)
-    if facts is None and stopped is not None:
-        facts = run.read_launch_facts(stopped).get(variant.id)
-    facts = facts or VariantFacts()
+    facts = _facts(run, variant.id, stopped)
     of_steps: tuple[str, ...] = ()
     trends: tuple[Finding, ...] = ()
     if status is None or status.status in MEASURED:  # else the failure is what there is to say
