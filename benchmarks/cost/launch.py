@@ -80,7 +80,7 @@ for _ in range(3):
 os._exit(0)  # in destructors, threads of gloo abort now and then
 """
 HUGGING_FACE = """
-import torch, torch.distributed as dist
+import os, torch, torch.distributed as dist
 from transformers import GPT2Config, GPT2LMHeadModel
 
 dist.init_process_group("gloo")
@@ -89,7 +89,7 @@ model = GPT2LMHeadModel(config)
 model = torch.nn.parallel.DistributedDataParallel(model)
 tokens = torch.ones(1, 8, dtype=torch.long)
 model(input_ids=tokens, labels=tokens).loss.backward()
-dist.destroy_process_group()
+os._exit(0)  # in destructors, threads of gloo abort now and then
 """
 WHOLE = {
     "one all_reduce": (ALL_REDUCE, "0.20"),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from gpurun.launcher.findings.finding import Finding, of_level, with_figures
+from gpurun.launcher.trace.added_by_ranks import RankFacts
 
 Table = Literal["kernels", "shapes", "operators", "collectives", "copies", "launches", "critical-path"]
 """The table that is shown on request."""
@@ -390,20 +391,6 @@ class NameTotals:
 
 Remedy = Literal["torch.compile", "CUDA graphs"]
 """Remedies that shorten the wait for the CPU."""
-RANK_KEY = "gpurunRank"
-"""In the header of a trace of ours."""
-
-
-@dataclass(frozen=True)
-class RankFacts:
-    """Facts about the rank that a trace of ours adds, to explain its steps."""
-
-    samples: int
-    """In a step."""
-    thread_cpu_ns: int
-    """CPU time of the thread that steps: the mean over the recorded steps."""
-    queue_ns: int = 0
-    """Mean nanoseconds of a step that this thread waited for a core; part of its operators' time, too."""
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,14 @@ from gpurun.launcher.rundir.claim import boot_id
 from gpurun.launcher.rundir.control import ControlBlock, ControlDir, capture_name
 from gpurun.launcher.rundir.files import RunDir, read_json
 from gpurun.launcher.rundir.records import CaptureRequest, ProfileConfig
-from gpurun.launcher.trace.analysis.collectives.local_collectives import CALLS_KEY, CLOCK_KEY, CallRecord
-from gpurun.launcher.trace.kineto.classify import STEP_MARK
-from gpurun.launcher.trace.model import RANK_KEY, RankFacts
+from gpurun.launcher.trace.added_by_ranks import (
+    CALLS_KEY,
+    CLOCK_KEY,
+    RANK_KEY,
+    STEP_MARK,
+    CallRecord,
+    RankFacts,
+)
 from gpurun.launcher.worker.accelerators.runtime import used_runtime
 from gpurun.launcher.worker.base.exit import print_to_log
 from gpurun.launcher.worker.meters.cpu_time import thread_waited_ns

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from gpurun.launcher.errors import TraceError
 from gpurun.launcher.findings.finding import Finding, noticed, with_figures
+from gpurun.launcher.trace.added_by_ranks import RANK_KEY, RankFacts
 from gpurun.launcher.trace.analysis.collectives.local_collectives import (
     LocalCollective,
     clock_id,
@@ -85,7 +86,7 @@ from gpurun.launcher.trace.kineto.columns import Timed, Trace
 from gpurun.launcher.trace.kineto.read_trace import read_trace
 from gpurun.launcher.trace.kineto.trace_file import ReadLimits
 from gpurun.launcher.trace.kineto.writers import devices_not_read, kind_of_events, notes_on_events
-from gpurun.launcher.trace.model import GAPS_OF_IDLE, RANK_KEY, CpuFacts, RankFacts, Table
+from gpurun.launcher.trace.model import GAPS_OF_IDLE, CpuFacts, Table
 from gpurun.launcher.units import listed
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
+from gpurun.launcher.trace.added_by_ranks import STEP_MARK
 from gpurun.launcher.trace.kineto.demangle import demangled
 from gpurun.launcher.trace.model import Remedy
 
@@ -229,8 +230,6 @@ SEND_RECV = "send_recv"
 SAME_SIZE = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "barrier"})
 """Kinds that carry equal bytes on all ranks; an all-to-all may differ."""
 
-STEP_MARK = "gpurun::step#"
-"""How the marks of steps begin in traces that gpurun takes; in them, it reads no others as such."""
 _HOST_NAMES = (
     (HostKind.STEP, re.compile(rf"({STEP_MARK}|ProfilerStep#)\d{{1,15}}$")),
     (

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpurun.launcher.findings.finding import Finding, noticed
+from gpurun.launcher.trace.added_by_ranks import STEP_MARK
 from gpurun.launcher.trace.intervals import Int64
 from gpurun.launcher.trace.kineto.classify import (
     DEVICES_NOT_READ,
@@ -25,7 +26,6 @@ from gpurun.launcher.trace.kineto.classify import (
     OP_CATEGORIES,
     PYTHON_CATEGORIES,
     RECORDING_CATEGORIES,
-    STEP_MARK,
     TELLING,
     WAIT_CATEGORIES,
     GpuKind,

@@ -3,6 +3,8 @@
 What the ranks exchange between blocks goes by gloo, on the CPU, and never inside a timed step.
 """
 
+from __future__ import annotations
+
 import gc
 import os
 import signal
@@ -11,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,9 +22,11 @@ from torch._C._distributed_c10d import TCPStore
 from gpurun.launcher.machine import LOOPBACK
 from gpurun.launcher.machine.accelerators import ACCELERATORS, CPU, accelerator_of
 from gpurun.launcher.machine.network import family_of
-from gpurun.launcher.plan.rank_config import LaunchConfig
 from gpurun.launcher.rundir.files import RunDir, write_bytes
 from gpurun.launcher.strategies import NCCL_ALGORITHMS
+
+if TYPE_CHECKING:  # ranks of programs do without jobs and their parser
+    from gpurun.launcher.plan.rank_config import LaunchConfig
 
 T = TypeVar("T")
 

@@ -388,8 +388,8 @@ def set_streams() -> None:
 def reseed() -> None:
     """Every fork begins with the server's random state; no rank should continue with it."""
     random.seed()
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()
+    if "numpy.random" in sys.modules:  # else a rank that imports it begins anew
+        sys.modules["numpy.random"].seed()
     if "torch" in sys.modules:
         sys.modules["torch"].seed()
 

@@ -415,23 +415,39 @@ class ProgramRank:
 
     def execute(self) -> int:
         """Runs the program to its end, whatever that is; the exit code."""
-        beginning = self.beginning
         torch_alone, others = self.hidden_packages()
         own = OwnModules(own_modules(self.config) - PRELOADED)
-        before = {name for name in sys.modules if top_of(name) not in PRELOADED}
+        remember_imports = self.what_remembers_imports()
+
+        def close(code: int) -> None:
+            self.close(code)
+            remember_imports(code)
+
         torch_alone.hide()
         others.hide()
         own.hide()
         try:
-            with watched_exit(self.pid, self.close):
+            with watched_exit(self.pid, close):
                 code = self.run_program()
-            imported = [name for name in sys.modules if name not in before]
+            remember_imports(code)
         finally:
             torch_alone.show()
             others.show()
-        if code == 0 and self.rank == 0 and self.config.script is not None and beginning is not None:
-            remember(beginning.remembered_by, imported, beginning.env)
         return code
+
+    def what_remembers_imports(self) -> Callable[[int], None]:
+        """A function that does so if the program has ended with exit code 0; on one rank."""
+        beginning = self.beginning
+        if self.rank != 0 or self.config.script is None or beginning is None:
+            return lambda code: None
+        before = {name for name in sys.modules if top_of(name) not in PRELOADED}
+
+        def remember_imports(code: int) -> None:
+            if code == 0:
+                imported = [name for name in sys.modules if name not in before]
+                remember(beginning.remembered_by, imported, beginning.env)
+
+        return remember_imports
 
     def hidden_packages(self) -> tuple[HiddenPackages, HiddenPackages]:
         """torch, and the packages that were imported early, each of which brings along what it needs."""

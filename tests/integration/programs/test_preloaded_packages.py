@@ -48,7 +48,9 @@ def test_later_launches_share_one_import_which_the_program_does_not_see(tmp_path
 
 
 def test_imports_are_remembered_wherever_the_program_ends(tmp_path: Path) -> None:
-    assert said(tmp_path, "", end="    os.chdir('/')\n") == ["[] False", "[] True"]
+    for name, end in (("elsewhere", "os.chdir('/')"), ("at once", "os._exit(0)")):
+        (tmp_path / name).mkdir()
+        assert said(tmp_path / name, "", end=f"    {end}\n") == ["[] False", "[] True"]
 
 
 def test_a_program_that_sets_a_variable_imports_its_packages_itself(tmp_path: Path) -> None:

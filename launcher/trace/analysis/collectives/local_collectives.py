@@ -11,33 +11,18 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from gpurun.launcher.trace.added_by_ranks import CALLS_KEY, CLOCK_KEY, CallRecord
 from gpurun.launcher.trace.analysis.steps import HostStep, Launched, step_at
 from gpurun.launcher.trace.kineto.classify import POINT_TO_POINT, GpuKind, HostKind, collective_kind
 from gpurun.launcher.trace.kineto.columns import CommFacts, HostRange, RankTuple, Trace
 
-CALLS_KEY = "gpurunCalls"
-"""In the header of a trace."""
-CLOCK_KEY = "gpurunClock"
-"""The key of a trace's header that identifies the clock; equal for ranks with the same one."""
 CLOCK_NS = 20_000
 """The difference that the profiler's clock and the system's may have."""
-
-
-class CallRecord(NamedTuple):
-    """A call: Unix time in ns, name of its range, name of the group, number in the group, other rank."""
-
-    time_ns: int
-    name: str
-    group: str
-    sequence: int | None
-    """`None` for sends and receives."""
-    peer: int | None
-    """The peer of a send or receive."""
 
 
 def call_records(header: Mapping[str, Any]) -> list[CallRecord]:

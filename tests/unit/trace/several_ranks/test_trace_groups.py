@@ -9,13 +9,9 @@ from typing import Any
 import pytest
 
 from gpurun.launcher.report.terminal.trace import render_tables, render_trace
+from gpurun.launcher.trace.added_by_ranks import CALLS_KEY, CallRecord
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
-from gpurun.launcher.trace.analysis.collectives.local_collectives import (
-    CALLS_KEY,
-    CallRecord,
-    call_records,
-    records_of_ranges,
-)
+from gpurun.launcher.trace.analysis.collectives.local_collectives import call_records, records_of_ranges
 from gpurun.launcher.trace.explain import last_rank
 from gpurun.launcher.trace.kineto.classify import HostKind
 from gpurun.launcher.trace.kineto.columns import HostRange
