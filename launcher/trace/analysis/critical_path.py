@@ -230,14 +230,20 @@ class _CpuBuilder:
     def _waited(self, issued: list[int]) -> dict[int, tuple[int, int]]:
         """From when to when the program waited, by the collective that ends meanwhile, or right afterwards.
 
-        A collective's thread wakes up the one that waits before it notes its own end.
+        A collective's thread wakes up the one that waits before it notes its own end: if that is in the wait
+        for a later one, the wait before was for this one.
         """
         found = {}
         order = sorted(issued)
-        for i, each in enumerate(self.ranges):
+        taken = set[int]()
+        for i, each in sorted(enumerate(self.ranges), key=lambda pair: -pair[1].end):
             gaps = [gap for gap in self._gaps(each) if gap[0] < gap[1] <= self.window[1]]
             if gaps:  # the last long one
                 begin, until = max(gaps, key=lambda gap: min(gap[1] - gap[0], LATE_NS))
+                if begin in taken:
+                    free = (gap for gap in gaps if gap[1] - gap[0] >= LATE_NS and gap[0] not in taken)
+                    begin, until = next(free, (begin, until))
+                taken.add(begin)
                 last_issue = bisect_right(order, until) - 1
                 found[i] = max(begin, order[last_issue]) if last_issue >= 0 else begin, until
         return found

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -669,6 +669,30 @@ def test_gloo_on_cpu(tmp_path: Path) -> None:
     assert report.ranks[0].steps[0].idle_by_cause_us.data == 10
     assert report.ranks[0].device == "CPU"
     assert (report.collectives[0].bytes, report.collectives[0].last_rank) == (400, 1)
+
+
+def test_a_wait_belongs_to_the_collective_that_no_later_wait_is_for(tmp_path: Path) -> None:
+    """Rank 0 goes on 1.8 ms before its first collective's end is noted, and waits for the second, too."""
+
+    def events(come: int, woken: int, ends: tuple[int, int], resumed: int) -> Iterator[Event]:
+        yield span("cpu_op", "aten::mm", come - 1_000, 1_000)
+        for number, end in enumerate(ends):
+            issued = come + 100 * number
+            yield span("cpu_op", "c10d::allreduce_", issued, 10)
+            yield span("user_annotation", "gloo:all_reduce", issued + 50, end - issued - 50, f"gloo{number}")
+        yield span("cpu_op", "aten::copy_", woken, 60)
+        yield span("cpu_op", "aten::add_", resumed, 66_000 - resumed)
+
+    ranks = (
+        events(1_000, 62_000, (63_800, 64_000), 64_100),
+        events(61_000, 62_000, (62_000, 64_000), 64_100),
+    )
+    for rank, of_rank in enumerate(ranks):
+        write(
+            tmp_path / f"{rank}.json", [step(1, 0, 66_000), *of_rank], **rank_info(rank, 2), host_name="one"
+        )
+    saved_us = {each.rank: each.saved_us for each in analyse_paths([tmp_path]).savings if each.part == "rank"}
+    assert saved_us == {0: pytest.approx(0, abs=10), 1: pytest.approx(60_000, abs=10)}
 
 
 LATE: dict[str, tuple[str, list[tuple[float, float]], list[float], float]] = {
