@@ -17,7 +17,7 @@ from benchmarks.timing import BIN, record, table
 from gpurun.launcher.trace.analysis.analyse import analyse_paths
 from gpurun.launcher.trace.explain import trace_causes
 
-SEED, SETS = 20261130, 20
+SEED, SETS = 20261201, 20
 WITHIN = 0.15
 BLOCKS, BLOCK_STEPS = 12, 8
 
@@ -27,7 +27,7 @@ def main() -> None:
     draw, rows = random.Random(SEED), []
     for _ in range(SETS):
         num_ranks, late_at = draw.choice([2, 3]), draw.random()
-        sleep_ms, bucket_mb = draw.choice([15, 30, 60]), draw.choice([0.3, 0.6, 25])
+        sleep_ms, bucket_mb = draw.choice([15, 30, 60]), draw.choice([0.1, 0.2, 25])
         rows.append(row(num_ranks, int(late_at * num_ranks), sleep_ms, bucket_mb))
     right, close = (sum(each[at] == "yes" for each in rows) for at in (6, 9))
     header = [
@@ -90,14 +90,14 @@ def rank_main(late: int, sleep_ms: float, bucket_mb: float, directory: Path) -> 
             return inputs
 
     torch.manual_seed(0)
-    layers = nn.Sequential(nn.Linear(256, 512), nn.GELU(), Late(), nn.Linear(512, 256))
+    layers = nn.Sequential(nn.Linear(128, 256), nn.GELU(), Late(), nn.Linear(256, 128))
     model = nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=bucket_mb)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step_ms() -> float:
         start_ns = time.perf_counter_ns()
         optimizer.zero_grad()
-        model(torch.randn(16, 256)).square().mean().backward()
+        model(torch.randn(8, 128)).square().mean().backward()
         optimizer.step()
         return (time.perf_counter_ns() - start_ns) / 1e6
 

@@ -230,31 +230,41 @@ class _CpuBuilder:
     def _waited(self, issued: list[int]) -> dict[int, tuple[int, int]]:
         """From when to when the program waited, by the collective that ends meanwhile, or right afterwards.
 
-        A collective's thread wakes up the one that waits before it notes its own end: if that is in the wait
-        for a later one, the wait before was for this one.
+        A collective's thread wakes up the one that waits before it notes its own end, which may be in the
+        next wait by then. So of those that seem to end in one wait, the first may have ended the long wait
+        before it, and the others, if there is one, a short wait after it.
         """
-        found = {}
-        order = sorted(issued)
+        by_end = sorted(range(len(self.ranges)), key=lambda i: self.ranges[i].end)
+        waits: dict[int, tuple[int, int]] = {}
         taken = set[int]()
-        for i, each in sorted(enumerate(self.ranges), key=lambda pair: -pair[1].end):
-            gaps = [gap for gap in self._gaps(each) if gap[0] < gap[1] <= self.window[1]]
-            if gaps:  # the last long one
-                begin, until = max(gaps, key=lambda gap: min(gap[1] - gap[0], LATE_NS))
-                if begin in taken:
-                    free = (gap for gap in gaps if gap[1] - gap[0] >= LATE_NS and gap[0] not in taken)
-                    begin, until = next(free, (begin, until))
-                taken.add(begin)
-                last_issue = bisect_right(order, until) - 1
-                found[i] = max(begin, order[last_issue]) if last_issue >= 0 else begin, until
-        return found
+        for i in reversed(by_end):
+            if gaps := [*self._gaps(self.ranges[i])]:
+                long = [gap for gap in gaps if _length(gap) >= LATE_NS]
+                free = [gap for gap in long if gap[0] not in taken]
+                waits[i] = (free or long or [max(gaps, key=_length)])[0]
+                taken.add(waits[i][0])
+        ended: dict[int, int] = {}
+        for i in filter(waits.__contains__, by_end):
+            begin, until = waits[i]
+            if begin in ended:
+                after = (gap for gap in self._gaps(self.ranges[i]) if gap[0] >= ended[begin])
+                waits[i] = max(after, key=_length, default=waits[i])
+            ended.setdefault(begin, until)
+        order = sorted(issued)
+        issues = {i: bisect_right(order, until) for i, (_, until) in waits.items()}
+        return {
+            i: (max([begin, *order[max(issues[i] - 1, 0) : issues[i]]]), until)
+            for i, (begin, until) in waits.items()
+        }
 
     def _gaps(self, each: HostRange) -> Iterator[tuple[int, int]]:
-        """The time without operators up to the end of a collective, and such times that ended just before."""
+        """The time without operators up to the end of a collective, and before it; the last first."""
         starts, ends = self.busy.starts, self.busy.ends
         place, until = int(np.searchsorted(starts, each.end, "left")), each.end
         for _ in range(MAX_GAPS):
             begin = max(int(ends[place - 1]) if place else 0, self.window[0])
-            if each.end - until <= max(LATE_NS, LATE * (until - begin)):
+            is_near = each.end - until <= max(LATE_NS, LATE * (until - begin))
+            if is_near and begin < until <= self.window[1]:
                 yield begin, until
             place -= 1
             if place < 0 or each.end - starts[place] > LATE_NS + LATE * (each.end - each.start):
@@ -279,6 +289,10 @@ class _CpuBuilder:
         self.tasks.spends(task, StepPart.AHEAD, _inside(self.issuing, start, end))
         self.tasks.spends(task, StepPart.INPUT, _inside(self.data, start, end))
         self.tasks.spends(task, StepPart.ONE_OFF, _inside(self.once, start, end))
+
+
+def _length(gap: tuple[int, int]) -> int:
+    return gap[1] - gap[0]
 
 
 def _inside(times: Intervals, start: int, end: int) -> int:
