@@ -391,7 +391,7 @@ def reseed() -> None:
     if "numpy.random" in sys.modules:  # else a rank that imports it begins anew
         sys.modules["numpy.random"].seed()
     if "torch" in sys.modules:
-        sys.modules["torch"].seed()
+        sys.modules["torch"].default_generator.seed()  # a GPU's is made in the rank
 
 
 def make_observable(directory: Path, rank: int) -> None:
