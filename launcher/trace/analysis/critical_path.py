@@ -250,12 +250,11 @@ class _CpuBuilder:
                 after = (gap for gap in self._gaps(self.ranges[i]) if gap[0] >= ended[begin])
                 waits[i] = max(after, key=_length, default=waits[i])
             ended.setdefault(begin, until)
-        order = sorted(issued)
-        issues = {i: bisect_right(order, until) for i, (_, until) in waits.items()}
-        return {
-            i: (max([begin, *order[max(issues[i] - 1, 0) : issues[i]]]), until)
-            for i, (begin, until) in waits.items()
-        }
+        order, found = sorted(issued), {}
+        for i, (begin, until) in waits.items():
+            last_issue = bisect_right(order, until) - 1
+            found[i] = max(begin, order[last_issue]) if last_issue >= 0 else begin, until
+        return found
 
     def _gaps(self, each: HostRange) -> Iterator[tuple[int, int]]:
         """The time without operators up to the end of a collective, and before it; the last first."""

@@ -386,12 +386,16 @@ def set_streams() -> None:
 
 
 def reseed() -> None:
-    """Every fork begins with the server's random state; no rank should continue with it."""
+    """Every fork begins with the server's random state; no rank should continue with it.
+
+    What the server has not made is seeded in the rank that makes it: numpy's generator when it is imported, a
+    GPU's at its first use. Source: ATen/cuda/CUDAGeneratorImpl.cpp, `getDefaultCUDAGenerator`
+    """
     random.seed()
-    if "numpy.random" in sys.modules:  # else a rank that imports it begins anew
+    if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     if "torch" in sys.modules:
-        sys.modules["torch"].default_generator.seed()  # a GPU's is made in the rank
+        sys.modules["torch"].default_generator.seed()
 
 
 def make_observable(directory: Path, rank: int) -> None:

@@ -34,6 +34,18 @@ TWICE = ("--devices", "cpu:1", "--set", "steps.launches=2")
 SETS = "os.environ['WANDB_MODE'] = 'offline'"
 
 
+NOT_IN_RANKS = ("jobfile", "plan", "trace.analysis", "trace.kineto")
+
+
+def test_ranks_of_programs_import_neither_jobs_nor_the_analysis_of_traces() -> None:
+    begins = "gpurun.launcher.worker.program.program_rank, gpurun.launcher.worker.base.process_group"
+    code = f"import sys, {begins}; print(*(name for name in sys.modules if name.startswith('gpurun.')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found = [name.removeprefix("gpurun.launcher.") for name in done.stdout.split()]
+    assert "worker.program.program_rank" in found
+    assert [name for name in found if name.startswith(NOT_IN_RANKS)] == []
+
+
 def said(directory: Path, sets: str, end: str = "") -> list[str]:
     write(directory, "train.py", PROGRAM.replace("{sets}", sets) + end)
     cache = {"XDG_CACHE_HOME": str(directory / "cache")}
