@@ -26,6 +26,8 @@ class Intervals:
 
     def intersect(self, other: Intervals) -> Intervals:
         """The points that lie in both sets."""
+        if not len(self.starts) or not len(other.starts):
+            return EMPTY
         first = np.searchsorted(other.ends, self.starts, "right")
         counts = np.maximum(np.searchsorted(other.starts, self.ends, "left") - first, 0)
         mine = np.repeat(np.arange(len(self.starts)), counts)

@@ -12,7 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import astuple, dataclass, field, replace
-from functools import reduce
+from functools import cached_property, reduce
 from itertools import chain
 from pathlib import Path
 
@@ -176,8 +176,7 @@ class DeviceQueue:
         """
         gaps = self._divided(gaps)
         place = np.searchsorted(self.starts, gaps.ends)
-        later = LOST - 1 if (self.begun != LOST).any() else LOST
-        begun, done = np.append(self.begun, later)[place], np.append(self.done, later)[place]
+        begun, done = (times[place] for times in self._launched)
         is_known = begun != LOST
         begun = np.clip(begun, gaps.starts, gaps.ends)
         done = np.clip(done, begun, gaps.ends)
@@ -188,12 +187,22 @@ class DeviceQueue:
             _some(gaps.starts, gaps.ends, ~is_known),
         )
 
+    @cached_property
+    def _launched(self) -> tuple[Int64, Int64]:
+        """`begun` and `done`, with times after the last work."""
+        later = LOST - 1 if (self.begun != LOST).any() else LOST
+        return np.append(self.begun, later), np.append(self.done, later)
+
     def _divided(self, gaps: Intervals) -> Intervals:
         """The gaps, divided where work begins whose length was rounded to 0: it waited for its own launch."""
-        place = np.searchsorted(gaps.starts, self.starts) - 1
+        if not len(gaps.starts):
+            return gaps
+        first, last = np.searchsorted(self.starts, (gaps.starts[0], gaps.ends[-1]))
+        starts = self.starts[first:last]
+        place = np.searchsorted(gaps.starts, starts) - 1
         inside = place >= 0
-        inside[inside] = self.starts[inside] < gaps.ends[place[inside]]
-        times = np.unique(self.starts[inside])
+        inside[inside] = starts[inside] < gaps.ends[place[inside]]
+        times = np.unique(starts[inside])
         return Intervals(*(np.sort(np.append(ends, times)) for ends in (gaps.starts, gaps.ends)))
 
 
