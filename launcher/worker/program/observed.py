@@ -55,7 +55,7 @@ _OF_OPEN_FILES = ("os.chmod", "os.chown", "os.utime", "os.setxattr", "os.removex
 """Events whose file may be named by a descriptor, also of a file that is open for reading."""
 _MUST_EXIST = ("os.remove", "os.rmdir", "shutil.rmtree", *_OF_OPEN_FILES)
 _MADE_AGAIN = ("/__pycache__/", "/torchinductor_", "/.triton/", "/.cache/")
-"""Parts of the paths of files that are made again where they are missing."""
+"""Parts of the paths of files and directories that are made again where they are missing."""
 _READ_ONLY = re.compile(r"^file::memory:|[?&](?:mode=(?:ro|memory)|immutable=1)(?:&|$)")
 """URIs of SQLite databases that are in memory, or only read."""
 READS = ("item", "tolist", "cpu", "__bool__", "__float__", "__int__")
@@ -165,7 +165,7 @@ class Writes:
             return True
         is_own = path.startswith(f"{self.job_dir}{os.sep}")
         below = path.removeprefix(self.job_dir) if is_own else path
-        if is_below(path, (self.run_dir, *self._caches)) or any(part in below for part in _MADE_AGAIN):
+        if is_below(path, (self.run_dir, *self._caches)) or any(part in f"{below}/" for part in _MADE_AGAIN):
             return True
         return not is_own and is_below(path, self._temporary) and self._is_of_launch(path)
 

@@ -99,6 +99,18 @@ def test_a_directory_that_is_not_open_is_left_to_the_programs_own_error(tmp_path
     assert not writes.found
 
 
+@pytest.mark.parametrize("name", ["__pycache__", ".cache", "torchinductor_me"])
+def test_a_cache_that_is_made_again_may_be_made(tmp_path: Path, name: str) -> None:
+    """As `import model` makes `__pycache__` beside the program where it is missing."""
+    job = tmp_path / "job"
+    job.mkdir()
+    writes = Writes(str(job), str(tmp_path / "run"))
+    with writes.watch():
+        (job / name).mkdir()
+        (job / name / "model.pyc").touch()
+    assert not writes.found
+
+
 CHANGES: list[Callable[[Path, int], object]] = [
     lambda path, fd: path.chmod(0o600),
     lambda path, fd: os.fchmod(fd, 0o600),
