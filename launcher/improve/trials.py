@@ -30,9 +30,11 @@ FIRST = {"bfloat16": 1e-2, "float16": 1e-2}
 FIRST_IN_FP32 = 1e-5
 """The largest relative difference of the first loss that rounding explains, by the type of the loss."""
 NEXT, NUM_NEXT, LARGEST = 1e-3, 5, 0.1
-"""The largest difference of the next losses in fp32, and in any type; another optimizer shows there."""
-GROWTH = 10.0
-"""The largest difference of a later loss, as a multiple of the largest one before."""
+"""The largest difference of the next losses in fp32, how many these are, and the largest in any type; another
+optimizer shows there."""
+GROWTH = 30.0
+"""The largest difference of a later loss, as a multiple of the largest one before: with a large learning rate
+rounding grows threefold from step to step, and single steps are 15 times as far apart as any before."""
 LEAST_SCALE = 1e-3
 """Share of the first loss: the smallest loss that differences are relative to, since rounding is a large part
 of smaller ones."""
@@ -103,8 +105,8 @@ def _limit(step: int, most: float, first: float) -> float:
     """
     if step == 0:
         return first
-    limit = first * NEXT / FIRST_IN_FP32
-    return min(LARGEST, limit if step < NUM_NEXT else max(limit, GROWTH * most))
+    limit = min(LARGEST, first * NEXT / FIRST_IN_FP32)
+    return limit if step < NUM_NEXT else max(limit, GROWTH * most)
 
 
 def _at(runs: Sequence[Losses], step: int) -> list[float | None]:

@@ -55,12 +55,22 @@ def grown(by: float, factor: float) -> tuple[float, ...]:
     return tuple(loss * (1 + by * factor**number) for number, loss in enumerate(LONG))
 
 
+CHAOTIC = tuple(
+    loss * (1 + min(0.5, 1e-7 * 2.5**number * (6.0 if number % 4 == 3 else 1.0)))
+    for number, loss in enumerate(LONG)
+)
+"""Steps are now and then 15 times as far apart as any before: ImageNet's recipe of torchvision, compiled."""
+
+
 @pytest.mark.parametrize(
     ("other", "rounds", "expected"),
     [
         (grown(1e-7, 1.0), True, "rounding"),
         (grown(1e-7, 1.2), True, "rounding"),  # 0.5 % in the end
-        (grown(1e-7, 1.3), True, "different"),
+        (grown(1e-7, 1.3), True, "rounding"),  # as far apart as they can be, and nothing began it
+        (grown(1e-7, 3.0), True, "rounding"),  # a large learning rate: 1 % after ten steps
+        (CHAOTIC, True, "rounding"),
+        (grown(1e-9, 50.0), True, "different"),
         (grown(1e-7, 1.0), False, "different"),
         (LONG[:41] + tuple(loss * 1.023 for loss in LONG[41:]), True, "different"),
         (LONG[:41] + tuple(loss * 1.023 for loss in LONG[41:]), False, "different"),
