@@ -22,7 +22,7 @@ from gpurun.launcher.compare.model import Comparison, OpenPair, VariantResult
 from gpurun.launcher.compare.ranking import Differences, is_ranked, pareto_front
 from gpurun.launcher.compare.variant_causes import is_far_from_timed
 from gpurun.launcher.findings.finding import Finding, finding, noticed
-from gpurun.launcher.findings.run_cases import ENDED, STOPPED, UNUSED_BUDGET
+from gpurun.launcher.findings.run_cases import ENDED, STOPPED
 from gpurun.launcher.grouping import grouped
 from gpurun.launcher.machine.accelerators import peak_tflop_per_s
 from gpurun.launcher.plan.estimate import more_launches
@@ -75,14 +75,13 @@ def notes(
         has_remedy: whether `open_notes` says how long deciding takes, or that no budget decides.
     """
     if plan.gate is not None:
-        return (*map(_of_plan, plan.notes), *_left_out(plan))
+        return (*map(_of_plan, plan.all_notes), *_left_out(plan))
     baseline = measured[plan.baseline]
     has_rank = baseline.variant.kind.is_ranked
     all_others = [record for record in measured.values() if record is not baseline and has_rank]
     others = [record for record in all_others if record.variant.same_task(baseline.variant)]
     has_failed = all(variant.finished and not variant.counts for variant in measured.values())
-    applying = (text for text in plan.notes if not (has_failed and text.startswith(UNUSED_BUDGET)))
-    found = [*map(_of_plan, applying), *_left_out(plan)]
+    found = [*map(_of_plan, plan.notes if has_failed else plan.all_notes), *_left_out(plan)]
     more = None if has_remedy else more_launches(plan.budget_s is not None)
     if any(record.counts for record in others) and baseline.finished and not baseline.counts:
         lost, status = baseline.variant, baseline.status.status

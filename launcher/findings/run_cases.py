@@ -133,8 +133,6 @@ NOTICED: Cases = {
     "ablation-hardware": f"{_ABLATION}; ranks that don't communicate may compete for the hardware instead",
     "traced-far": "traced steps differ a lot from the timed steps",
 }
-UNUSED_BUDGET = "`budget` is not used"
-"""How the note begins."""
 LOADED: Cases = {
     "queued": "rank {rank} of {where} waited for a free core in {queued} of its step",
     "throttled-of": "the clock of {device} was throttled in {where}: {reason}",
@@ -146,8 +144,8 @@ AFFECTED: Cases = {
 }
 OWN_PROCESSES = "own-processes"
 REASONS: Cases = {
-    "unused-budget": f"{UNUSED_BUDGET}, since no variant is compared with another; {{setting}} says how much "
-    "is measured",
+    "unused-budget": "`budget` is not used, since no variant is compared with another; {setting} says how "
+    "much is measured",
     "few": "{seen} {are} too few to rule out chance[ in {num} comparisons]",
     "outlying": "one of {num_rounds:round} of {where} took {step_ms} ms per step, the others {others}",
     "few-of-each": "{num_launches:launch} of each version, and a verdict takes {least}",

@@ -120,9 +120,9 @@ def build_plan(
         notes=(
             *notes,
             *expansion.notes,
-            *unused_budget(spec, size.budget_s),
             *(gate.notes if gate else ()),
         ),
+        unused_budget=unused_budget(spec, size.budget_s),
         nodes=tuple(nodes),
         budget_s=size.budget_s,
         crowding=crowding({name for variant in variants for name in variant.devices}, machine, nodes),

@@ -1,6 +1,5 @@
 """How many rounds leave communication out, and a rough duration of a run before its speed is known."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,11 +28,12 @@ def more_launches(has_budget: bool) -> str:
     return "a larger `budget`" if has_budget else f"`steps: {{launches: {LAUNCHES_TO_COMPARE}}}`"
 
 
-def unused_budget(spec: JobSpec, budget_s: float | None) -> Iterator[str]:
+def unused_budget(spec: JobSpec, budget_s: float | None) -> str | None:
     """A note of a budget that the job states and that its plan doesn't have."""
-    if "budget" in spec.stated and budget_s is None:
-        steps = f"{{launches: {LAUNCHES_TO_COMPARE}}}" if spec.kind.runs_program else "{rounds: 28}"
-        yield reason("unused-budget", setting=f"`steps: {steps}`")
+    if "budget" not in spec.stated or budget_s is not None:
+        return None
+    steps = f"{{launches: {LAUNCHES_TO_COMPARE}}}" if spec.kind.runs_program else "{rounds: 28}"
+    return reason("unused-budget", setting=f"`steps: {steps}`")
 
 
 def ablation_rounds(spec: JobSpec, launch: Launch) -> int:

@@ -408,6 +408,8 @@ class Plan:
     launches: tuple[Launch, ...]
     notes: tuple[str, ...]
     """Notes before the run: shared GPUs, fewer chunks than devices, merged splits."""
+    unused_budget: str | None = None
+    """A note, if the job states a budget that the plan has no use for."""
     nodes: tuple[Node, ...] = ()
     """The nodes by node rank, where the job has several."""
     budget_s: float | None = None
@@ -443,6 +445,10 @@ class Plan:
         for what, (count, most) in counts.items():
             if count > most:
                 raise ValueError(f"{format_count(count)} {what} in one plan; {allowed(most)}")
+
+    @property
+    def all_notes(self) -> tuple[str, ...]:
+        return (*self.notes, *([self.unused_budget] if self.unused_budget else ()))
 
     def side_of(self, variant_id: str) -> Side | None:
         """The version of the code that a variant runs; `None`: there is only one."""

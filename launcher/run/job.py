@@ -11,7 +11,6 @@ from gpurun.launcher.compare.label import variant_label
 from gpurun.launcher.compare.model import Comparison
 from gpurun.launcher.errors import GpurunError, Interrupted, NodesError, ParamsError, SpecError, VariantError
 from gpurun.launcher.failures.reporter import Reporter
-from gpurun.launcher.findings.run_cases import UNUSED_BUDGET
 from gpurun.launcher.jobfile.model import JobSpec
 from gpurun.launcher.logs.lines import has_colour
 from gpurun.launcher.logs.relay import Relay
@@ -254,9 +253,8 @@ def execute(
     spent = spent_s(ready.run) if plan.budget_s else 0.0
     tracker = ProgressTracker(plan, estimate_s(plan, ready.spec) - spent, ready.run)
     earlier = find_earlier(plan.name, ready.machine.hostname)
-    notes = (text for text in plan.notes if not text.startswith(UNUSED_BUDGET))  # the report has it
     if not output.is_part:
-        progress.say("\n".join((*headlines(plan, ready.spec, earlier), *notes)))
+        progress.say("\n".join((*headlines(plan, ready.spec, earlier), *plan.notes)))
     if ready.resumed is not None:
         progress.say(hidden(resumption_text(ready.resumed), known))
     if plan.budget_s is not None and has_ended(ready.run, plan):

@@ -147,7 +147,7 @@ def check(job: Path, with_memory: bool, as_json: bool, overrides: tuple[str, ...
         plan = replace(plan, notes=(*plan.notes, *core_notes(plan.variants, machine)))
     memory = None
     if with_memory:
-        from gpurun.launcher.start import estimated_memory
+        from gpurun.launcher.run.memory_estimate import estimated_memory
 
         memory = estimated_memory(plan, spec, machine, job.parent)
     if as_json:

@@ -55,8 +55,8 @@ def render_plan(
     lines += ["", *_variant_lines(plan, width)]
     if plan.left_out:
         lines += ["", "Left out:", *_left_out_lines(plan, width)]
-    if plan.notes:
-        lines += ["", *(line for note in plan.notes for line in wrap(f"Note: {note}", width))]
+    if plan.all_notes:
+        lines += ["", *(line for note in plan.all_notes for line in wrap(f"Note: {note}", width))]
     lines += ["", *_launch_lines(plan, width)]
     return "\n".join(lines)
 

@@ -541,8 +541,8 @@ def test_a_budget_for_one_launch_of_each_has_one_note_with_one_remedy(files: Fil
 
 
 def test_where_all_failed_nothing_is_said_of_launches_and_budget(files: Files) -> None:
-    said = ("`budget` is not used, since no variant is compared with another",)
-    whole = across_plan(1, budget_s=100.0, notes=said)
+    said = "`budget` is not used, since no variant is compared with another"
+    whole = across_plan(1, budget_s=100.0, unused_budget=said)
     write_json(files.run.plan, whole)
     append_lines(files.run.events(whole.launches[0].id, 0), [Event(0, "start"), Event(10**9, "build")])
     files.close(EVEN, UNEVEN, DP, status="failed", reason="no data")

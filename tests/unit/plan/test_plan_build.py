@@ -141,11 +141,11 @@ def test_with_a_budget_there_are_as_many_short_launches_as_may_fit() -> None:
 
 
 def test_a_budget_that_one_variant_does_not_use_is_noted(wording: Wording) -> None:
-    (note,) = build_plan(spec_of(budget="3s"), CPU).notes
-    (of_program,) = build_plan(spec_of(budget="3s", workload=None, script="train.py"), CPU).notes
+    (note,) = build_plan(spec_of(budget="3s"), CPU).all_notes
+    (of_program,) = build_plan(spec_of(budget="3s", workload=None, script="train.py"), CPU).all_notes
     wording(note, of_program)
-    assert build_plan(spec_of(), CPU).notes == ()
-    assert build_plan(spec_of(budget="3s", compare={"split": ["even", "3:1"]}), CPU).notes == ()
+    assert build_plan(spec_of(), CPU).all_notes == ()
+    assert build_plan(spec_of(budget="3s", compare={"split": ["even", "3:1"]}), CPU).all_notes == ()
 
 
 @pytest.mark.parametrize("job", [{}, {"compare": {"workload": ["gpt", "mlp"]}, "workload": None}])

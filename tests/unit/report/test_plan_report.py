@@ -10,7 +10,6 @@ from subprocess import run
 import pytest
 from click.testing import CliRunner
 
-from gpurun.launcher import start
 from gpurun.launcher.cli.main import cli
 from gpurun.launcher.compare.label import left_out_texts
 from gpurun.launcher.errors import MachineError
@@ -19,6 +18,7 @@ from gpurun.launcher.plan.estimate import Earlier
 from gpurun.launcher.plan.model import Launch, Plan, Process, SkippedCombination, Variant
 from gpurun.launcher.report.terminal.grid import cut, grid
 from gpurun.launcher.report.terminal.plan import render_memory, render_plan
+from gpurun.launcher.run import memory_estimate
 from gpurun.launcher.rundir.records import MemoryEstimate, MemoryPeak
 from tests.wording import Wording
 
@@ -131,7 +131,7 @@ def test_a_table_of_memory_has_one_unit() -> None:
 def test_an_estimate_that_takes_too_long_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = tmp_path / "job.yaml"
     job.write_text("workload: mlp\ndevices: cpu:2\nglobal_batch: 8\n")
-    monkeypatch.setattr(start, "ESTIMATE_LIMIT_S", 0.1)
+    monkeypatch.setattr(memory_estimate, "ESTIMATE_LIMIT_S", 0.1)
     with pytest.raises(MachineError, match=r"can't be estimated: that took longer than 0\.1 s"):
         CliRunner().invoke(cli, ["check", str(job), "--memory"], catch_exceptions=False)
 
