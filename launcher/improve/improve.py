@@ -51,6 +51,7 @@ from gpurun.launcher.improve.trials import (
     check_beginning,
     differ,
     dtype_of,
+    loaded_before,
     num_likely,
     of_same_kind,
     open_for,
@@ -587,6 +588,9 @@ def judged(
             why = f"{WITH_OTHERS}: {why}" if len(chosen) > 1 else why
             verdict: RemedyVerdict = "failed" if is_last else "kept"
             found[row.code] = replace(base, verdict=verdict, why=why)
+            continue
+        if row.remedy.call == LOADER and (why := loaded_before(last, position)):
+            found[row.code] = replace(base, why=why)
             continue
         change = last.differences[without, position]
         verdict = VERDICTS.get(change.verdict, "undecided")

@@ -20,7 +20,7 @@ from gpurun.launcher.rundir.improvement import (
     RemedyResult,
     RemedyVerdict,
 )
-from gpurun.launcher.rundir.records import MEASURED, CallSite
+from gpurun.launcher.rundir.records import FIRST_STEPS, MEASURED, CallSite
 from gpurun.launcher.units import format_count
 
 Losses = Sequence[float | None]
@@ -52,6 +52,8 @@ COSTLY = 4
 """Launches that a trial of what costs something at each start, such as compiling, is expected to take."""
 SHARE_OF_LENGTH = 0.2
 """The share of the time that is left, at most, in which the program's steps are counted."""
+MOST_LOADED = 0.2
+"""The share of the steps, at most, that may take what was loaded in the steps before, which don't count."""
 SAME: tuple[Sameness, ...] = ("bitwise", "rounding")
 TRIED_PERCENT = -1.5
 """A remedy whose trials are less than this much faster is not tried further."""
@@ -357,6 +359,8 @@ class RemedyTrials:
             return replace(base, verdict="not tried", why=why)
         if changed:
             base = replace(base, place=places_of(changed, self.search.given.directory))
+        if row.remedy.call == LOADER and (why := loaded_before(stage, position)):
+            return replace(base, verdict="undecided", why=why)
         percent = 100 * (result.step_ms.estimate / reference_ms(stage) - 1)
         percent = max(percent, -self.shares.get(row.remedy.part, 100.0))
         originals = [*self.first.losses(0), *stage.losses(0)]
@@ -474,6 +478,18 @@ def repeated(row: Candidate, stage: Stage, position: int) -> str:
     return next(
         (site.repeats for site in stage.calls(position) if row.remedy.is_of(site) and site.repeats), ""
     )
+
+
+def loaded_before(stage: Stage, position: int) -> str:
+    """A text if many of a set's steps took batches that had been loaded before; later steps have none."""
+    drained, nums = list[int](), list[int]()
+    for each in stage.observed(position):
+        drained.append(max((site.drained for site in each.calls), default=0))
+        nums.append(each.steps - FIRST_STEPS)
+    num, steps = (round(median(each)) if each else 0 for each in (drained, nums))
+    if num <= MOST_LOADED * max(0, steps):
+        return ""
+    return f"{num} of {steps} steps took batches that were loaded before"
 
 
 def dtype_of(stage: Stage, position: int) -> str:

@@ -118,6 +118,10 @@ MAX_OTHERS = 20
 """Different arguments of calls at one place that are noted, besides those of the first call."""
 
 
+FIRST_STEPS = 10
+"""Steps in which DDP records unused parameters every time; none of them counts."""
+
+
 @dataclass(frozen=True)
 class CallSite:
     """A place at which a program calls a constructor of torch."""
@@ -152,6 +156,9 @@ class CallSite:
     """How often a DataLoader of this place was begun, of the longest where they differ; 0: not seen."""
     batches: int | None = None
     """How many batches that one has; `None`: it isn't known without asking the program's own code."""
+    drained: int = 0
+    """How many batches fewer a DataLoader with workers has ready than after the first steps: so many steps
+    took what had been loaded before them. Of one that began an epoch since, 0."""
     repeats: str = ""
     """The class of its iterable dataset, where several workers read that which weren't seen to ask which they
     are: each may yield all samples."""

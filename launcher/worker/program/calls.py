@@ -102,6 +102,10 @@ class ProgramCalls:
     """The place of each DataLoader."""
     _epochs: Counter[tuple[tuple[str, str, int, int], int | None]] = field(default_factory=Counter)
     """How often DataLoaders with so many batches were begun, by place."""
+    _reading: dict[tuple[str, str, int, int], weakref.ref[Any]] = field(default_factory=dict)
+    """The iterators of DataLoaders that were begun last, by place."""
+    _ready: dict[tuple[str, str, int, int], tuple[int, int]] = field(default_factory=dict)
+    """The batches that these had ready after the first steps, and now."""
     _models: list[weakref.ref[DistributedDataParallel]] = field(default_factory=list)
     _begun: set[int] = field(default_factory=set)
     """The objects whose constructors run: an outer class calls that of its base for the same object."""
@@ -148,9 +152,22 @@ class ProgramCalls:
         return lambda: setattr(kind, "__init__", original)
 
     def _iterate(self, original: Callable[..., Any], loader: DataLoader[Any]) -> Any:
+        reading = original(loader)
         if (key := self._loaders.get(loader)) is not None:
             self._epochs[key, num_batches(loader)] += 1
-        return original(loader)
+            self._ready.pop(key, None)
+            self._reading[key] = weakref.ref(reading)
+        return reading
+
+    def note_ready(self, is_first: bool) -> None:
+        """Notes how many batches DataLoaders with workers have ready.
+
+        Args:
+            is_first: whether the first steps have just ended.
+        """
+        for key, reading in self._reading.items():
+            if (num := num_ready(reading())) is not None and (is_first or key in self._ready):
+                self._ready[key] = (num if is_first else self._ready[key][0], num)
 
     def changed(self, kind: type, signature: inspect.Signature, given: Changed) -> Changed:
         """The arguments of a call from the user's own files."""
@@ -215,7 +232,9 @@ class ProgramCalls:
         found = []
         for key, site in self.sites.items():
             epochs, batches = longest.get(key, (0, None))
-            found.append(replace(site, repeats=repeats.get(key, ""), epochs=epochs, batches=batches))
+            before, now = self._ready.get(key, (0, 0))
+            site = replace(site, repeats=repeats.get(key, ""), drained=max(0, before - now))
+            found.append(replace(site, epochs=epochs, batches=batches))
         return tuple(found)
 
     def models(self) -> list[DistributedDataParallel]:
@@ -238,6 +257,18 @@ def num_batches(loader: DataLoader[Any]) -> int | None:
     if is_known and not isinstance(loader.dataset, IterableDataset):
         with suppress(Exception):  # of the program's own dataset
             return len(loader)
+    return None
+
+
+def num_ready(reading: Any) -> int | None:
+    """The batches that workers have loaded and an iterator hasn't returned; `None`: it isn't known.
+
+    Source: torch/utils/data/dataloader.py, `_MultiProcessingDataLoaderIter`.
+    """
+    with suppress(Exception):  # of one without workers, or another torch
+        queues = {reading._worker_result_queue, reading._data_queue}
+        early = sum(len(each) == 2 for each in reading._task_info.values())
+        return early + sum(int(each.qsize()) for each in queues)
     return None
 
 

@@ -27,14 +27,12 @@ from gpurun.launcher.rundir.launch_writes import (
     is_below,
     temporary_places,
 )
-from gpurun.launcher.rundir.records import Observed, Place, PlaceKind, ProgramConfig
+from gpurun.launcher.rundir.records import FIRST_STEPS, Observed, Place, PlaceKind, ProgramConfig
 from gpurun.launcher.worker.base.losses import Losses
 from gpurun.launcher.worker.base.seeding import StepSeeds, replaced
 from gpurun.launcher.worker.program.calls import AskingWorkers, ProgramCalls, is_own_code
 
 MAX_WRITES = 50
-FIRST_STEPS = 10
-"""Steps in which DDP records unused parameters every time; none of them counts."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _CHANGES = {
     "os.rename": ((0, 2), (1, 3)), "os.remove": ((0, 1),), "os.rmdir": ((0, 1),), "os.mkdir": ((0, 2),),
@@ -308,6 +306,8 @@ class Observer:
         self._num_steps += 1
         if self._num_steps <= FIRST_STEPS:
             self.calls.note_unused()
+        if self._num_steps >= FIRST_STEPS:
+            self.calls.note_ready(is_first=self._num_steps == FIRST_STEPS)
 
     def write(self) -> None:
         """Writes what is known by now, where that is new.

@@ -92,6 +92,8 @@ class StandIn:
     batches: int | None = None
     """Of an epoch."""
     repeats: str = ""
+    drained: Mapping[str, int] = field(default_factory=dict)
+    """By the beginning of a stage's name, steps of the 12 last ones that take what workers loaded before."""
     """The dataset whose samples several workers repeat."""
     warns: tuple[str, ...] = ()
     """Remedies with other gradients."""
@@ -198,20 +200,24 @@ class StandInStage:
         epochs = math.ceil(self.steps / (batches or math.inf))
         if self.program.keys:
             return [Observed((CallSite(WORKLOAD, "", 0, True, given=self.program.keys),), LOSSES, "float32")]
+        names = {name for row in self.rows[position] for name in row.applied}
+        of_stage = (num for name, num in self.program.drained.items() if self.name.startswith(name))
+        drained = next(of_stage, 0) if "num_workers" in names else 0
         loader = CallSite("DataLoader", file, 1, True, given={"dataset": "Data"})
         calls = [
             *(replace(each, file=str(self.directory / each.file)) for each in self.program.more_calls),
-            replace(loader, repeats=self.program.repeats, batches=batches, epochs=epochs),
+            replace(loader, repeats=self.program.repeats, batches=batches, epochs=epochs, drained=drained),
             CallSite("DistributedDataParallel", file, 2, True, given={"find_unused_parameters": "True"}),
             CallSite("AdamW", file, 3, True, given={"params": "parameters"}),
         ]
-        names = {name for row in self.rows[position] for name in row.applied}
         applied = dict.fromkeys(names - {*self.program.skips}, 1)
         library = self.program.library
         calls = [replace(each, applied=applied, library=library, is_users=not library) for each in calls]
         options = tuple(TRAINER_OPTIONS.values()) if library == "transformers" else ()
         return [
-            Observed(tuple(calls), LOSSES, "float32", writes=self.program.writes, trainer_options=options)
+            Observed(
+                tuple(calls), LOSSES, "float32", steps=22, writes=self.program.writes, trainer_options=options
+            )
         ]
 
 

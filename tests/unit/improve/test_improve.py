@@ -355,6 +355,19 @@ def test_workers_that_may_repeat_samples_are_not_kept(tmp_path: Path) -> None:
     assert [each.code for each in found.kept] == [FUSED]
 
 
+@pytest.mark.parametrize("stage", ["2-", "3-"])
+@pytest.mark.parametrize(("drained", "is_kept"), [(2, True), (3, False)])
+def test_steps_on_batches_that_were_loaded_before_prove_nothing(
+    tmp_path: Path, stage: str, drained: int, is_kept: bool
+) -> None:
+    """Of 16 workers, each with 8 batches, those of the whole epoch are loaded before a step counts."""
+    found = searched(StandIn({WORKERS: 0.5, FUSED: 0.8}, drained={stage: drained}), tmp_path)
+    row = row_of(found, WORKERS)
+    why = f"{drained} of 12 steps took batches that were loaded before"
+    assert (row.verdict, row.why == why) == (("kept", False) if is_kept else ("undecided", True))
+    assert {each.code for each in found.kept} == {FUSED, *([WORKERS] if is_kept else ())}
+
+
 @pytest.mark.parametrize(("batches", "is_limited"), [(None, False), (10, False), (5000, True)])
 def test_a_gain_in_reading_data_is_limited_to_the_first_epoch_where_no_other_was_seen(
     tmp_path: Path, batches: int | None, is_limited: bool

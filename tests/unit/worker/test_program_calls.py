@@ -3,6 +3,7 @@
 import copy
 import inspect
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,6 +20,7 @@ from gpurun.launcher.worker.program.calls import (
     change,
     changed_module,
     library_of,
+    num_ready,
     optimizers,
     shown,
 )
@@ -182,6 +184,27 @@ def test_epochs_are_counted_for_the_longest_loader_of_a_place(
             assert sum(1 for _ in loader)
     (site,) = calls.noted(())
     assert (site.epochs, site.batches) == (2, batches)
+
+
+@pytest.mark.parametrize(("num_epochs", "drained"), [(1, 5), (2, 0)])
+def test_batches_that_were_loaded_in_the_first_steps_are_counted(num_epochs: int, drained: int) -> None:
+    """A worker loads all 8 batches while the first step is made; 2 are left in the end."""
+    calls = ProgramCalls({}, notes=True)
+    with calls.watch():
+        loader = DataLoader(DATA, num_workers=1, prefetch_factor=8, persistent_workers=True)
+        reading = iter(loader)
+        next(reading)
+        while num_ready(reading) != 7:
+            time.sleep(0.001)
+        calls.note_ready(is_first=True)
+        for _ in range(num_epochs - 1):
+            reading = iter(loader)
+        for _ in range(5):
+            next(reading)
+        calls.note_ready(is_first=False)
+    (site,) = calls.noted(())
+    assert site.drained == drained
+    assert num_ready(iter(DataLoader(DATA))) is None
 
 
 def test_calls_of_libraries_stay_as_they_are(tmp_path: Path) -> None:
