@@ -159,14 +159,16 @@ class Differences:
 
     def difference(self, variant: str, other: str, ci: Interval | None) -> Difference:
         """The estimate with this interval (both of logarithms), and what they say."""
-        centre = self.estimate(variant, other)
-        if centre is None:
+        by_launch = self.family.differences(variant, other)
+        if not by_launch:
             return Difference(None, None, "inconclusive")
+        centre = fmean(by_launch)
         if ci is not None and self.unit == "round":
             ci = min(ci[0], centre), max(ci[1], centre)
         percent, interval = percent_from_log(centre), percent_interval(ci)
         verdict = "inconclusive" if self.is_throttled else verdict_of(percent, interval)
-        pairs = self.pairs(variant, other)
+        is_over_rounds = self.is_over_rounds(variant, other)
+        pairs = self.paired_rounds(variant, other).values() if is_over_rounds else by_launch
         wins = sum(value * centre > 0 for value in pairs)
         quiet = self.without_load(variant, other, centre)
         return Difference(percent, interval, verdict, None, wins, len(pairs), quiet)
@@ -438,11 +440,12 @@ def standings(results: Sequence[VariantResult], pairwise: Pairwise) -> Standings
     ranked = fastest_first(results)
     if not ranked:
         return None
-    leader = next((result for result in ranked if not _is_beaten(result, ranked, pairwise)), ranked[0])
+    compared = ((leader, _behind(leader, ranked, pairwise)) for leader in ranked)
+    unbeaten = (pair for pair in compared if all(each.verdict != "faster" for each in pair[1].values()))
+    leader, behind = next(unbeaten, None) or (ranked[0], _behind(ranked[0], ranked, pairwise))
     all_others = [result for result in ranked if result.id != leader.id]
     others = [result for result in all_others if not _is_same_work(result, leader)] or all_others
-    behind = {other.id: pairwise.between(other.id, leader.id) for other in others}
-    if any(difference.verdict != "slower" for difference in behind.values()):
+    if any(behind[result.id].verdict != "slower" for result in others):
         behind = _together(leader, others, pairwise)
     rivals = (Rival(result, behind[result.id]) for result in others)
     return Standings(leader, tuple(rivals))
@@ -564,10 +567,11 @@ def time_per_sample(result: VariantResult) -> float:
     return result.step_ms.estimate / (result.global_batch or 1) if result.step_ms else 0.0
 
 
-def _is_beaten(result: VariantResult, ranked: Sequence[VariantResult], pairwise: Pairwise) -> bool:
-    return any(
-        pairwise.between(other.id, result.id).verdict == "faster" for other in ranked if other.id != result.id
-    )
+def _behind(
+    leader: VariantResult, ranked: Sequence[VariantResult], pairwise: Pairwise
+) -> dict[str, Difference]:
+    """How each of the others differs from a variant, by itself."""
+    return {each.id: pairwise.between(each.id, leader.id) for each in ranked if each.id != leader.id}
 
 
 def pareto_front(results: Sequence[VariantResult]) -> list[VariantResult]:

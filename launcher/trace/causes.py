@@ -306,13 +306,14 @@ def _other_saved_ms(cause: Cause) -> float | None:
 def causes(measured: MeasuredRanks) -> list[Cause]:
     """Everything but compute, the largest first."""
     slowest = next(each for each in measured.ranks if each.rank == measured.slowest)
-    parts = dict.fromkeys(part for each in measured.ranks for part in each.lost_ns if part != "blocked")
+    lost = (item for each in measured.ranks for item in each.lost_ns.items())
+    parts = dict.fromkeys(part for part, lost_ns in lost if lost_ns > 0 and part != "blocked")
     found = [_own(part, slowest, measured) for part in parts]
     if measured.is_whole:
         wait, bubble = _wait(measured), _bubble(measured)
         waits = (bubble, wait) if measured.by_collectives else (bubble if not wait.lost_ns else None, wait)
         found += [each for each in waits if each is not None]
-        if any("blocked" in each.lost_ns for each in measured.ranks):
+        if any(each.lost_ns.get("blocked") for each in measured.ranks):
             found.append(_own("blocked", slowest, measured))
     return sorted(found, key=lambda cause: -cause.saved_ns)
 

@@ -5,7 +5,9 @@ Arithmetic is exact: the lengths of a set's parts always add up to the length of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +80,17 @@ class Intervals:
         """The points that lie in either set."""
         starts = np.concatenate((self.starts, other.starts))
         return union(starts, np.concatenate((self.ends, other.ends)))
+
+
+def clipped(sets: Mapping[str, Intervals], start_ns: int, end_ns: int) -> dict[str, Intervals]:
+    """The points of each set from `start_ns` to `end_ns`."""
+    return {name: each.clip(start_ns, end_ns) for name, each in sets.items()}
+
+
+def divided(whole: Intervals, parts: Mapping[str, Intervals], rest: str) -> dict[str, Intervals]:
+    """The points of a set that lie in each part, which don't overlap in it, and the rest of them."""
+    found = {name: whole.intersect(part) for name, part in parts.items()}
+    return {**found, rest: reduce(Intervals.subtract, found.values(), whole)}
 
 
 def union(starts: Int64, ends: Int64) -> Intervals:

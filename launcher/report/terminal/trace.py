@@ -158,7 +158,7 @@ def _table(
         for i, label in enumerate(labels)
     ]
     columns += [
-        Column(figure.name, tuple(Text(figure.text(value)) for value in values), True, figure.drop)
+        Column(figure.name, tuple(map(Text, map(figure.text, values))), True, figure.drop)
         for figure in _COLUMNS
         for values in [[figure.of(each) for each in stretches]]
         if any(values) or not figure.is_optional

@@ -99,6 +99,8 @@ class TaskList:
     main: list[int] = field(default_factory=list)
     known: list[tuple[int, int, int]] = field(default_factory=list)
     """Task, part, time."""
+    of_host: list[tuple[int, int, int]] = field(default_factory=list)
+    """The host's own tasks, each with its start and its end."""
     label: dict[int, int] = field(default_factory=dict)
     edges: list[tuple[int, int]] = field(default_factory=list)
     exchanges: list[Exchange] = field(default_factory=list)
@@ -117,6 +119,13 @@ class TaskList:
         """Says that so much of the task's time, at most, goes into this part."""
         if ns > 0:
             self.known.append((task, part, ns))
+
+    def host_spends(self, parts: Mapping[StepPart, Intervals]) -> None:
+        """Says how much of the host's own time, at most, goes into each part."""
+        task, start, end = np.array(self.of_host, dtype=np.int64).T
+        for part, times in parts.items():
+            for number, ns in zip(task.tolist(), times.inside_ns(start, end).tolist(), strict=True):
+                self.spends(number, part, ns)
 
     def done(self, labels: Sequence[str], start: int) -> Tasks:
         """All of them."""
@@ -209,13 +218,15 @@ class _CpuBuilder:
         # The host's own tasks end where it issues a collective, begins to wait for some, or ends a step.
         for point in sorted({first, last, *self.marks, *by_issue, *waits}):
             until = self.tasks.add(max(point, since), StepPart.HOST, [before])
-            self._spent(until, since, point)
+            self.tasks.of_host.append((until, since, point))
             before, since = until, max(point, since)
             departures |= {i: self._exchange(i, until) for i in by_issue[point]}
             awaited = [i for i in waits[point] if i in departures]
             if awaited:
                 since = max(since, *(self.done[i] for i in awaited))
                 before = self.tasks.add(since, StepPart.HOST, [before, *(departures[i] for i in awaited)])
+        parts = {StepPart.COMPUTE: self.compute, StepPart.AHEAD: self.issuing, StepPart.INPUT: self.data}
+        self.tasks.host_spends({**parts, StepPart.ONE_OFF: self.once})
         return self.tasks.done((), first)
 
     def _issued(self, each: HostRange) -> int:
@@ -283,20 +294,9 @@ class _CpuBuilder:
         self.last[each.thread] = (each.end, departure)
         return departure
 
-    def _spent(self, task: int, start: int, end: int) -> None:
-        self.tasks.spends(task, StepPart.COMPUTE, _inside(self.compute, start, end))
-        self.tasks.spends(task, StepPart.AHEAD, _inside(self.issuing, start, end))
-        self.tasks.spends(task, StepPart.INPUT, _inside(self.data, start, end))
-        self.tasks.spends(task, StepPart.ONE_OFF, _inside(self.once, start, end))
-
 
 def _length(gap: tuple[int, int]) -> int:
     return gap[1] - gap[0]
-
-
-def _inside(times: Intervals, start: int, end: int) -> int:
-    """How much of the stretch from `start` to `end` lies in `times`."""
-    return times.clip(start, end).length_ns
 
 
 MAX_GAPS = 200
@@ -410,7 +410,7 @@ class _Builder:
         self._blocking(called, order)
         tail = max([last, *(call.end for call in self.calls)])
         self._own([called[i] for i in order[-1:]], self.calls[order[-1]].end if order else first, tail)
-        self._spent()
+        self.tasks.host_spends(self._parts_of_host())
         return self.tasks.done(self.trace.gpu_names, first)
 
     def _host(self, first: int) -> tuple[dict[int, int], dict[int, int], list[int]]:
@@ -418,8 +418,6 @@ class _Builder:
         begun: dict[int, int] = {}
         called: dict[int, int] = {}
         begin = self.tasks.add(first, StepPart.BEFORE)
-        self.spans: list[tuple[int, int, int]] = []
-        """Task of the host's, its start and end."""
         real = [i for i, call in enumerate(self.calls) if not call.only_marks]
         by_end = sorted(real, key=lambda i: self.calls[i].end)
         ends = [self.calls[i].end for i in by_end]
@@ -433,11 +431,11 @@ class _Builder:
             since = first if before is None else self.calls[before].end
             until = self._own([begin if before is None else called[before]], since, call.start)
             called[i] = self.tasks.add(call.end, StepPart.HOST, [until])
-            self.spans.append((called[i], call.start, call.end))
+            self.tasks.of_host.append((called[i], call.start, call.end))
             if call.work:
                 done = min(max(self.done_at[call.work[0]], call.start), call.end)
                 launched = self.tasks.add(done, StepPart.HOST, [until])
-                self.spans.append((launched, call.start, done))
+                self.tasks.of_host.append((launched, call.start, done))
                 begun[i] = self.tasks.add(done + latency, StepPart.LATENCY, [launched])
         return begun, called, sorted(called, key=lambda i: self.calls[i].end)
 
@@ -446,7 +444,7 @@ class _Builder:
         inside = self.marks[bisect_right(self.marks, since) : bisect_left(self.marks, until)]
         for end in (*inside, until):
             after = [self.tasks.add(end, StepPart.HOST, after)]
-            self.spans.append((after[0], since, end))
+            self.tasks.of_host.append((after[0], since, end))
             since = end
         return after[0]
 
@@ -588,15 +586,11 @@ class _Builder:
         place = bisect_right(self.sorted_ends, call.end)
         return [i for i in self.by_end[max(place - 1, 0) : place] if self.launched_at[i] < call.start]
 
-    def _spent(self) -> None:
-        """How much of the host's time was spent waiting for input, in what is done once, or ahead."""
-        data, spans = self.trace.union_of(HostKind.DATA), np.array(self.spans, dtype=np.int64)
-        ahead = self.starved.join(data).join(self.once).gaps(int(spans[:, 1].min()), int(spans[:, 2].max()))
-        parts = {StepPart.INPUT: data, StepPart.ONE_OFF: self.once.subtract(data), StepPart.AHEAD: ahead}
-        for part, times in parts.items():
-            spent = times.inside_ns(spans[:, 1], spans[:, 2])
-            for i in np.flatnonzero(spent).tolist():
-                self.tasks.spends(int(spans[i, 0]), part, int(spent[i]))
+    def _parts_of_host(self) -> dict[StepPart, Intervals]:
+        """When the host waits for input, does what is done once, or is ahead."""
+        data, (_, starts, ends) = self.trace.union_of(HostKind.DATA), zip(*self.tasks.of_host, strict=True)
+        ahead = self.starved.join(data).join(self.once).gaps(min(starts), max(ends))
+        return {StepPart.INPUT: data, StepPart.ONE_OFF: self.once.subtract(data), StepPart.AHEAD: ahead}
 
 
 SOURCE = 0

@@ -70,7 +70,7 @@ from gpurun.launcher.trace.analysis.tables import (
     op_times,
     stretches,
 )
-from gpurun.launcher.trace.intervals import EMPTY, Int64, Intervals, union
+from gpurun.launcher.trace.intervals import EMPTY, Int64, Intervals, clipped, divided, union
 from gpurun.launcher.trace.kineto.classify import (
     ALLOCATING_CALLS,
     COMPILED,
@@ -104,8 +104,7 @@ class DeviceActivity:
 
     def clip(self, start_ns: int, end_ns: int) -> DeviceActivity:
         """The events from `start_ns` to `end_ns`."""
-        parts = (self.compute, self.comm, self.copies, self.memsets, self.device)
-        return DeviceActivity(*(part.clip(start_ns, end_ns) for part in parts))
+        return DeviceActivity(**clipped(vars(self), start_ns, end_ns))
 
     @property
     def busy(self) -> Intervals:
@@ -354,11 +353,8 @@ def idle_parts(idle: Intervals, waits: Waits, queue: DeviceQueue | None) -> dict
         "blocked": blocked.subtract(allocating).subtract(loading),
         "unknown": lost,
     }
-    rest = rest.subtract(one_off)
-    found = {cause: rest.intersect(part) for cause, part in by_cause.items()}
-    for part in found.values():
-        rest = rest.subtract(part)
-    return {**found, "one_off": one_off, "comm_wait": comm, "data": data, "other": rest}
+    found = divided(rest.subtract(one_off), by_cause, rest="other")
+    return {**found, "one_off": one_off, "comm_wait": comm, "data": data}
 
 
 def _causes(idle: Intervals, waits: Waits, queue: DeviceQueue | None) -> Idle:
@@ -662,8 +658,8 @@ def _cpu_facts(
     functions = LoopFunctions.of(trace, work) if len(trace.functions) else None
 
     def facts(start_ns: int, end_ns: int) -> CpuFacts:
-        inside = {name: part.clip(start_ns, end_ns) for name, part in parts.items()}
-        own = window.clip(start_ns, end_ns)
+        inside = clipped({**parts, "launching": idle["launching"], "own": window}, start_ns, end_ns)
+        own, launching = inside.pop("own"), inside.pop("launching")
         held = max(inside["host"], inside["unrecorded"], key=lambda part: part.length_ns)
         around = functions.around(inside, own) if functions else {}
         return CpuFacts(
@@ -675,13 +671,13 @@ def _cpu_facts(
             blocked_once_us=None
             if (once_ns := picture.blocked_once_ns(inside["other"])) is None
             else once_ns / 1000,
-            launches_in=picture.launches_in(idle["launching"].clip(start_ns, end_ns)),
+            launches_in=picture.launches_in(launching),
             computes_in=picture.computes_in(inside["host"]),
             inside=picture.holding_range(held, own),
             once_us={
                 name: us
-                for name, part in idle_once.items()
-                if (us := part.clip(start_ns, end_ns).length_ns / 1000)
+                for name, part in clipped(idle_once, start_ns, end_ns).items()
+                if (us := part.length_ns / 1000)
             },
             remedies=remedies,
             has_stacks=trace.has_stacks,

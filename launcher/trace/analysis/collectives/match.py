@@ -115,26 +115,27 @@ def _waits_and_transfer(parts: Sequence[RankPart], clocks: Clocks) -> tuple[dict
     on aligned ones the last rank doesn't, whose end may be recorded later than those of others.
     """
     is_message = parts[0].local.kind in POINT_TO_POINT and not parts[0].local.on_gpu
+    lengths = {part.rank: part.local.duration for part in parts}
     if is_message and len(parts) == 2 and all(clocks.slack.get(part.rank, 0) is not None for part in parts):
         starts_ns = {part.rank: part.start_ns - clocks.offsets[part.rank] for part in parts}
         came_ns = max(starts_ns.values())
         got = max(parts, key=lambda part: part.local.kind == "recv")
-        waits = {each.rank: min(came_ns - starts_ns[each.rank], each.local.duration) for each in parts}
-        return waits, got.local.duration - waits[got.rank]
+        waits = {each.rank: min(came_ns - starts_ns[each.rank], lengths[each.rank]) for each in parts}
+        return waits, lengths[got.rank] - waits[got.rank]
     if len(parts) > 2 and any(part.local.messages for part in parts):
         waits = {part.rank: _until_all_came(part, parts, clocks) for part in parts}
-        return waits, max(part.local.duration - waits[part.rank] for part in parts)
-    shortest_ns = min(part.local.duration for part in parts)
-    waits = {part.rank: part.local.duration - shortest_ns for part in parts}
+        return waits, max(lengths[rank] - waited_ns for rank, waited_ns in waits.items())
+    shortest_ns = min(lengths.values())
+    waits = {rank: length_ns - shortest_ns for rank, length_ns in lengths.items()}
     if not parts[0].local.on_gpu and clocks.are_one(waits):
         latest_ns = max(part.start_ns for part in parts)
         meets = parts[0].local.kind in SYNCHRONISING
         for part in parts:
-            longest_ns = part.local.duration if meets else waits[part.rank]
+            longest_ns = lengths[part.rank] if meets else waits[part.rank]
             waits[part.rank] = min(latest_ns - part.start_ns, longest_ns)
     if (last := _last(parts, clocks)) is not None:
         waits[last] = 0
-    return waits, min(part.local.duration - waits[part.rank] for part in parts)
+    return waits, min(lengths[rank] - waited_ns for rank, waited_ns in waits.items())
 
 
 def _can_separate(parts: Sequence[RankPart], clocks: Clocks) -> bool:
