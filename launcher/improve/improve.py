@@ -292,6 +292,10 @@ def proven(
         starts_s = [added_s(each, trials) for each in known]
         likely = len(chosen) or num_likely([each.percent or 0.0 for each in known])
         room = room_for(search.left_s, launch_s, starts_s, likely)
+        if not room and not chosen and len(waiting) > 1:
+            tried |= open_for(waiting[:1], tried, NO_TIME)
+            waiting = waiting[1:]
+            continue
         if not room:
             start = replace(start, needs_s=search.spent_s + seconds_to_compare(1, launch_s + starts_s[0]))
             why = NO_TIME

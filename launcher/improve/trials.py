@@ -507,7 +507,7 @@ def both(row: Candidate, first: RemedyResult, later: RemedyResult, launches: int
 
 
 def promising(to_try: Sequence[Candidate], tried: Mapping[str, RemedyResult]) -> list[Candidate]:
-    """The remedies that are worth trying again, the largest gain first; last what costs at each start.
+    """The remedies that are worth trying again, in their order.
 
     Also what doesn't seem to help: a single launch may take a third longer than others.
     """
@@ -519,22 +519,34 @@ def promising(to_try: Sequence[Candidate], tried: Mapping[str, RemedyResult]) ->
         and found.why != BEGINS_OTHERWISE
         and not (row.remedy.cost and found.why == NO_GAIN)
     ]
-    return sorted(known, key=lambda row: (bool(row.remedy.cost), tried[row.code].percent or 0.0))
+    return in_order(known, tried)
+
+
+def in_order(rows: Sequence[Candidate], tried: Mapping[str, RemedyResult]) -> list[Candidate]:
+    """The remedies with the largest gain first.
+
+    What costs something at each start takes longest to prove: it goes last unless the others hardly gain.
+    """
+    percents = {row.code: tried[row.code].percent or 0.0 for row in rows}
+    plain = min((percents[row.code] for row in rows if not row.remedy.cost), default=0.0)
+
+    def place(row: Candidate) -> tuple[bool, float]:
+        percent = percents[row.code]
+        is_alone = percent <= LIKELY_PERCENT and LIKELY_SHARE * percent < plain
+        return bool(row.remedy.cost) and not is_alone, percent
+
+    return sorted(rows, key=place)
 
 
 def best_of(to_try: Sequence[Candidate], tried: Mapping[str, RemedyResult]) -> list[Candidate]:
-    """The remedies that helped, the largest gain first; last those that cost something at each start.
-
-    Of those that exclude each other the best.
-    """
+    """The remedies that helped, in their order; of those that exclude each other the best."""
     helped = [
         row
         for row in to_try
         if tried[row.code].verdict == "undecided" and tried[row.code].why != BEGINS_OTHERWISE
         if (tried[row.code].percent or 0.0) <= TRIED_PERCENT
     ]
-    # What costs something at each start takes longest to prove.
-    helped.sort(key=lambda row: (bool(row.remedy.cost), tried[row.code].percent or 0.0))
+    helped = in_order(helped, tried)
     firsts = {row.remedy.group or row.code: row for row in reversed(helped)}
     return [row for row in helped if firsts[row.remedy.group or row.code] is row]
 

@@ -183,6 +183,16 @@ def test_what_costs_much_at_each_start_is_compared_only_where_the_budget_has_tim
     assert WORKERS in {each.code for each in found.kept}
 
 
+def test_what_compiles_is_compared_first_where_the_others_hardly_gain(tmp_path: Path) -> None:
+    """There is time for one proof."""
+    cases = [(0.97, 8.0, COMPILE), (0.9, 8.0, FUSED), (0.97, 25.0, FUSED)]
+    for fused, start_s, kept in cases:
+        program = StandIn({FUSED: fused, COMPILE: 0.8}, starts_s={COMPILE: start_s}, launch_s=6.0)
+        found = searched(program, tmp_path, budget_s=400.0)
+        assert [each.code for each in found.kept] == [kept]
+        assert program.spent_s <= 400
+
+
 def test_what_compiles_for_long_leaves_time_to_prove_what_others_gain(tmp_path: Path) -> None:
     program = StandIn({WORKERS: 0.7}, starts_s={COMPILE: 1000.0}, launch_s=3.0)
     found = searched(program, tmp_path, budget_s=120.0)
