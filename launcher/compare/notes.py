@@ -83,10 +83,11 @@ def notes(
     has_failed = all(variant.finished and not variant.counts for variant in measured.values())
     found = [*map(_of_plan, plan.notes if has_failed else plan.all_notes), *_left_out(plan)]
     more = None if has_remedy else more_launches(plan.budget_s is not None)
-    if any(record.counts for record in others) and baseline.finished and not baseline.counts:
+    counted = [record for record in others if record.counts]
+    if counted and baseline.finished and not baseline.counts:
         lost, status = baseline.variant, baseline.status.status
         found.append(finding("baseline-lost", lost.id, weight=1, where=variant_label(lost), status=status))
-        baseline, *others = [record for record in others if record.counts] or [baseline]
+        baseline, *others = counted
     few = _few_launches(baseline, others, more)
     found += [once] if once else [*few, *_within(within, baseline, others, None if few else more)]
     if any(record.variant.global_batch != baseline.variant.global_batch for record in others):

@@ -261,9 +261,10 @@ def differences_of(
     share = EARLY_ROUNDS_SHARE if early_rounds else 1.0
     counted = [variant for variant in measured.values() if variant.counts]
     found = Differences(measured, baseline, Family(values, tuple(taken)), control, unit, share)
+    here = {name: variant for name, variant in measured.items() if _is_on_cpu_here(variant)}
     return replace(
         found,
-        quiet=tuple(_less_all_waiting(found, bound) for bound in BOUNDS),
+        quiet=tuple(_less_all_waiting(replace(found, measured=here), bound) for bound in BOUNDS),
         is_throttled=len(counted) > 1 and any(is_throttled(variant) for variant in counted),
     )
 
@@ -275,15 +276,18 @@ def _less_all_waiting(differences: Differences, bound: Bound) -> Differences:
     return replace(differences, measured=known, family=Family(values), quiet=())
 
 
+def _is_on_cpu_here(measured: MeasuredVariant) -> bool:
+    """Whether other load on the first node's cores is all that its devices wait for."""
+    devices = measured.variant.devices
+    return all(device.startswith(CPU.name) and node_of_device(device) == 0 for device in devices)
+
+
 def _less_waiting(measured: MeasuredVariant, bound: Bound) -> MeasuredVariant | None:
-    """The variant's rounds less the waiting; `None` where it isn't known, on GPUs and on other nodes."""
+    """The variant's rounds less the waiting; `None` where it isn't known."""
     shares = shares_of_rounds(
         measured.waiting, [(round_.launch, round_.round) for round_ in measured.timed], bound
     )
-    devices = measured.variant.devices
-    if shares is None or not all(
-        device.startswith(CPU.name) and node_of_device(device) == 0 for device in devices
-    ):
+    if shares is None:
         return None
     quiet = {key: math.log1p(-share) for key, share in shares.items()}
     return replace(

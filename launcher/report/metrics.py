@@ -210,8 +210,12 @@ def _memory_metric(part: MemoryPart, short: str, drop: int) -> Metric:
 def _matters(values: Sequence[float | None], results: Results) -> bool:
     """Whether a part of the memory makes the peaks of variants differ."""
     known = [value for value in values if value is not None]
-    most = max((peak for result in results if (peak := result.peak_gib)), default=0.0)
-    return bool(known) and max(known) - min(known) > max(LEAST_DIFFERENCE * most, LEAST_GIB)
+    apart = max(known, default=0.0) - min(known, default=0.0)
+    if apart <= LEAST_GIB:
+        return False
+    return apart > LEAST_DIFFERENCE * max(
+        (peak for result in results if (peak := result.peak_gib)), default=0.0
+    )
 
 
 def _slowest_clock_mhz(result: VariantResult) -> float | None:
