@@ -219,6 +219,37 @@ def compile_of_200_steps(rng: Random) -> Drawn:
     return Drawn(text.replace("1_000_000", str(8 * 200)), hurts=["model.compile()"])
 
 
+def random_samples(rng: Random) -> Drawn:
+    """Workers draw their random numbers otherwise."""
+    return of_other_samples(rng, "randn({width}, generator=generator)", "rand({width})")
+
+
+def counted_samples(rng: Random) -> Drawn:
+    """Each worker counts its own samples."""
+    counted = (
+        "self.__dict__.update(seen=self.__dict__.get('seen', 0) + 1)\n        return (1 + self.seen / 1000) *"
+    )
+    return of_other_samples(rng, "return", counted, after="manual_seed(index)")
+
+
+def repeated_samples(rng: Random) -> Drawn:
+    """Each worker yields all samples."""
+    each = "def __iter__(self):\n        return map(self.sample, range(10**6))\n\n    def sample"
+    drawn = of_other_samples(rng, "def __getitem__", each)
+    length = "    def __len__(self):\n        return 1_000_000\n\n"
+    return replace(
+        drawn, text=drawn.text.replace(length, "").replace("Dataset\n", "IterableDataset as Dataset\n")
+    )
+
+
+def of_other_samples(rng: Random, old: str, new: str, after: str = "") -> Drawn:
+    """A slow dataset, in which something is replaced so that workers make other samples."""
+    before, end, rest = PROGRAM.rpartition(after) if after else ("", "", PROGRAM)
+    values = PLAIN | {"delay_s": round(rng.uniform(0.001, 0.004), 4), "optimizer": SGD}
+    text = before + end + rest.replace(old, new, 1)
+    return Drawn(text.format(**values), hurts=[WORKERS])
+
+
 def one_large_bucket(rng: Random) -> Drawn:
     """Nothing is sent while gradients are computed."""
     values = PLAIN | {"width": rng.randint(900, 1100), "layers": 12, "optimizer": SGD}
@@ -281,6 +312,7 @@ HURTS = (
     workers_on_a_full_machine, workers_for_small_samples, workers_for_few_batches, compile_of_200_steps,
     one_large_bucket, copies_of_large_tensors,
 )  # fmt: skip
+OTHER_LOSSES = (random_samples, counted_samples, repeated_samples)
 SLOW_LINK = (
     "ip link set lo mtu 1500 up && tc qdisc add dev lo root tbf rate {kbit}kbit burst 1600 limit 10000000 "
     '&& exec "$@"'
@@ -292,6 +324,7 @@ CELLS = {
     "written": (WRITTEN, 4, "2m"),
     "nothing helps": ((nothing,), 20, "90s"),
     "hurts": (HURTS, 6, "2m"),
+    "other losses": (OTHER_LOSSES, 6, "2m"),
 }
 TRUE_GAIN_S = 50.0
 """For the true gain of what one search has kept."""
@@ -424,12 +457,12 @@ def section(known: Sequence[Mapping[str, Any]]) -> str:
             any_kept = sum(bool(each["kept"]) for each in own)
             true = [each for each in own if each.get("true")]
             outside = f"{sum(each['is_outside'] for each in true)} of {len(true)}" if true else ""
-            hurting = sum(each["hurting"] for each in own) if cell == "hurts" else ""
+            hurting = sum(each["hurting"] for each in own) if cell in ("hurts", "other losses") else ""
             name = f"{kind.__name__.replace('_', ' ')}{', by torchrun' * (cell == 'written')}"
             rows.append((name, budget, str(len(own)), *map(str, (whole, any_kept, outside, hurting))))
     head = (
         "program", "budget", "searches", "all losses found", "anything kept", "true gain outside",
-        "what hurts kept",
+        "what hurts or has other losses kept",
     )  # fmt: skip
     missed = [f"Missed: {each['kind']}: {'; '.join(each['missed'])}." for each in known if each.get("missed")]
     return "\n\n".join(filter(None, (table(head, rows), *missed, true_text(known), starts_text(known))))

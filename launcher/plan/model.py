@@ -448,6 +448,7 @@ class Plan:
 
     @property
     def all_notes(self) -> tuple[str, ...]:
+        """The notes, with that on its budget."""
         return (*self.notes, *([self.unused_budget] if self.unused_budget else ()))
 
     def side_of(self, variant_id: str) -> Side | None:

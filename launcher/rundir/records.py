@@ -119,7 +119,7 @@ MAX_OTHERS = 20
 
 
 FIRST_STEPS = 10
-"""Steps in which DDP records unused parameters every time; none of them counts."""
+"""Steps that don't count: DDP records unused parameters in each of them, and workers may load ahead."""
 
 
 @dataclass(frozen=True)

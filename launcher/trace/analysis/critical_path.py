@@ -124,8 +124,9 @@ class TaskList:
         """Says how much of the host's own time, at most, goes into each part."""
         task, start, end = np.array(self.of_host, dtype=np.int64).T
         for part, times in parts.items():
-            for number, ns in zip(task.tolist(), times.inside_ns(start, end).tolist(), strict=True):
-                self.spends(number, part, ns)
+            spent = times.inside_ns(start, end)
+            for i in np.flatnonzero(spent).tolist():
+                self.spends(int(task[i]), part, int(spent[i]))
 
     def done(self, labels: Sequence[str], start: int) -> Tasks:
         """All of them."""
