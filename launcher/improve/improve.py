@@ -51,7 +51,6 @@ from gpurun.launcher.improve.trials import (
     check_beginning,
     differ,
     dtype_of,
-    loaded_before,
     num_likely,
     of_same_kind,
     open_for,
@@ -60,6 +59,7 @@ from gpurun.launcher.improve.trials import (
     sameness,
     seconds_to_compare,
     sites_changed,
+    takes_what_was_loaded,
 )
 from gpurun.launcher.inspect.stacks import file_hash
 from gpurun.launcher.jobfile.model import JobSpec
@@ -78,6 +78,7 @@ from gpurun.launcher.rundir.files import read_json, write_bytes, write_json
 from gpurun.launcher.rundir.improvement import (
     BEFORE_EPOCH_ENDS,
     BEGINS_OTHERWISE,
+    LOADED_BEFORE,
     NO_TIME,
     SCHEMA,
     YOURS,
@@ -593,8 +594,8 @@ def judged(
             verdict: RemedyVerdict = "failed" if is_last else "kept"
             found[row.code] = replace(base, verdict=verdict, why=why)
             continue
-        if row.remedy.call == LOADER and (why := loaded_before(last, position)):
-            found[row.code] = replace(base, why=why)
+        if row.remedy.call == LOADER and takes_what_was_loaded(last, position):
+            found[row.code] = replace(base, why=LOADED_BEFORE)
             continue
         change = last.differences[without, position]
         verdict = VERDICTS.get(change.verdict, "undecided")

@@ -14,6 +14,7 @@ from gpurun.launcher.improve.remedies import DDP, LOADER, OPTIMIZER, Candidate, 
 from gpurun.launcher.improve.stages import LEAST_HANG_S, RemedySearch, Set, Stage
 from gpurun.launcher.rundir.improvement import (
     BEGINS_OTHERWISE,
+    LOADED_BEFORE,
     NEVER_COMPARED,
     NO_GAIN,
     NO_TIME,
@@ -359,8 +360,8 @@ class RemedyTrials:
             return replace(base, verdict="not tried", why=why)
         if changed:
             base = replace(base, place=places_of(changed, self.search.given.directory))
-        if row.remedy.call == LOADER and (why := loaded_before(stage, position)):
-            return replace(base, verdict="undecided", why=why)
+        if row.remedy.call == LOADER and takes_what_was_loaded(stage, position):
+            return replace(base, verdict="undecided", why=LOADED_BEFORE)
         percent = 100 * (result.step_ms.estimate / reference_ms(stage) - 1)
         percent = max(percent, -self.shares.get(row.remedy.part, 100.0))
         originals = [*self.first.losses(0), *stage.losses(0)]
@@ -480,16 +481,13 @@ def repeated(row: Candidate, stage: Stage, position: int) -> str:
     )
 
 
-def loaded_before(stage: Stage, position: int) -> str:
-    """A text if many of a set's steps took batches that had been loaded before; later steps have none."""
+def takes_what_was_loaded(stage: Stage, position: int) -> bool:
+    """Whether many of a set's steps took batches that had been loaded before; later steps have none."""
     drained, nums = list[int](), list[int]()
     for each in stage.observed(position):
         drained.append(max((site.drained for site in each.calls), default=0))
         nums.append(each.steps - FIRST_STEPS)
-    num, steps = (round(median(each)) if each else 0 for each in (drained, nums))
-    if num <= MOST_LOADED * max(0, steps):
-        return ""
-    return f"{num} of {steps} steps took batches that were loaded before"
+    return bool(drained) and median(drained) > MOST_LOADED * max(0, median(nums))
 
 
 def dtype_of(stage: Stage, position: int) -> str:

@@ -23,7 +23,8 @@ BEGIN_ALIKE = (
     "make runs of {} begin with the same loss, by seeds that don't change and without an earlier checkpoint, "
     "and begin again"
 )
-NEVER_COMPARED = (NO_GAIN, BEGINS_OTHERWISE)
+LOADED_BEFORE = "its steps took batches that were loaded before them"
+NEVER_COMPARED = (NO_GAIN, BEGINS_OTHERWISE, LOADED_BEFORE)
 """Why it isn't compared, whatever the budget."""
 
 

@@ -39,6 +39,7 @@ from gpurun.launcher.run.job import Output
 from gpurun.launcher.run.open import Invocation, StoredInvocation, load_invocation
 from gpurun.launcher.rundir.files import write_json
 from gpurun.launcher.rundir.improvement import (
+    LOADED_BEFORE,
     NO_TIME,
     SCHEMA,
     CallChange,
@@ -373,9 +374,13 @@ def test_steps_on_batches_that_were_loaded_before_prove_nothing(
     """Of 16 workers, each with 8 batches, those of the whole epoch are loaded before a step counts."""
     found = searched(StandIn({WORKERS: 0.5, FUSED: 0.8}, drained={stage: drained}), tmp_path)
     row = row_of(found, WORKERS)
-    why = f"{drained} of 12 steps took batches that were loaded before"
-    assert (row.verdict, row.why == why) == (("kept", False) if is_kept else ("undecided", True))
+    assert (row.verdict, row.why == LOADED_BEFORE) == (("kept", False) if is_kept else ("undecided", True))
     assert {each.code for each in found.kept} == {FUSED, *([WORKERS] if is_kept else ())}
+
+
+def test_no_budget_proves_a_gain_on_batches_that_were_loaded_before(tmp_path: Path) -> None:
+    found = searched(StandIn({WORKERS: 0.5}, drained={"2-": 12}), tmp_path)
+    assert (found.kept, found.is_open) == ([], False)
 
 
 @pytest.mark.parametrize(("batches", "is_limited"), [(None, False), (10, False), (5000, True)])
