@@ -32,7 +32,7 @@ from gpurun.launcher.compare.model import (
 )
 from gpurun.launcher.findings.finding import reason
 from gpurun.launcher.machine.accelerators import CPU
-from gpurun.launcher.plan.model import node_of_device
+from gpurun.launcher.plan.model import devices_of_node
 from gpurun.launcher.rundir.records import MEASURED, Look
 from gpurun.launcher.stats.core_waiting import RoundKey, cpu_ns_of_rounds
 from gpurun.launcher.stats.estimates import (
@@ -250,7 +250,8 @@ def differences_of(
         taken: looks at launches so far, where the run has a budget.
         early_rounds: whether variants of a single launch ended as soon as they were decided.
     """
-    most = max((len(variant.logs) for variant in measured.values() if variant.counts), default=0)
+    counted = [variant for variant in measured.values() if variant.counts]
+    most = max((len(variant.logs) for variant in counted), default=0)
     unit: Unit = "launch" if most >= MIN_LAUNCHES else "round"
     values, control = _launch_values(measured, baseline)
     if unit == "launch":  # the control ran the same split: both are the baseline
@@ -259,7 +260,6 @@ def differences_of(
             for repetition, value in values[baseline].items()
         }
     share = EARLY_ROUNDS_SHARE if early_rounds else 1.0
-    counted = [variant for variant in measured.values() if variant.counts]
     found = Differences(measured, baseline, Family(values, tuple(taken)), control, unit, share)
     here = {name: variant for name, variant in measured.items() if _is_on_cpu_here(variant)}
     return replace(
@@ -279,7 +279,8 @@ def _less_all_waiting(differences: Differences, bound: Bound) -> Differences:
 def _is_on_cpu_here(measured: MeasuredVariant) -> bool:
     """Whether other load on the first node's cores is all that its devices wait for."""
     devices = measured.variant.devices
-    return all(device.startswith(CPU.name) and node_of_device(device) == 0 for device in devices)
+    here = devices_of_node(0, devices)
+    return len(here) == len(devices) and all(device.startswith(CPU.name) for device in here)
 
 
 def _less_waiting(measured: MeasuredVariant, bound: Bound) -> MeasuredVariant | None:

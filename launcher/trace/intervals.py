@@ -87,6 +87,11 @@ def clipped(sets: Mapping[str, Intervals], start_ns: int, end_ns: int) -> dict[s
     return {name: each.clip(start_ns, end_ns) for name, each in sets.items()}
 
 
+def lengths_ns(sets: Mapping[str, Intervals]) -> dict[str, int]:
+    """The length of each set."""
+    return {name: each.length_ns for name, each in sets.items()}
+
+
 def divided(whole: Intervals, parts: Mapping[str, Intervals], rest: str) -> dict[str, Intervals]:
     """The points of a set that lie in each part, which don't overlap in it, and the rest of them."""
     found = {name: whole.intersect(part) for name, part in parts.items()}

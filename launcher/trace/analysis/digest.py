@@ -70,7 +70,7 @@ from gpurun.launcher.trace.analysis.tables import (
     op_times,
     stretches,
 )
-from gpurun.launcher.trace.intervals import EMPTY, Int64, Intervals, clipped, divided, union
+from gpurun.launcher.trace.intervals import EMPTY, Int64, Intervals, clipped, divided, lengths_ns, union
 from gpurun.launcher.trace.kineto.classify import (
     ALLOCATING_CALLS,
     COMPILED,
@@ -285,17 +285,20 @@ def measure(
     busy = inside.busy
     others = inside.device.subtract(busy)
     idle = busy.join(others).gaps(start_ns, end_ns)
+    parts = {
+        "compute": inside.compute,
+        "comm": inside.comm,
+        "overlap": inside.comm.subtract(exposed_comm),
+        "copy": inside.copies,
+        "memset": inside.memsets,
+        "exposed_copy": inside.copies.subtract(inside.compute.join(inside.comm)),
+        "other_steps": others,
+        "idle": idle,
+    }
     return Measure(
         start=start_ns,
         end=end_ns,
-        compute=inside.compute.length_ns,
-        comm=inside.comm.length_ns,
-        overlap=inside.comm.length_ns - exposed_comm.length_ns,
-        copy=inside.copies.length_ns,
-        memset=inside.memsets.length_ns,
-        exposed_copy=inside.copies.subtract(inside.compute.join(inside.comm)).length_ns,
-        other_steps=others.length_ns,
-        idle=idle.length_ns,
+        **lengths_ns(parts),
         idle_by_cause=_causes(idle, waits, queue),
         idle_by_host=_host_activity(idle, waits),
         exposed_comm=exposed_comm,
@@ -358,7 +361,7 @@ def idle_parts(idle: Intervals, waits: Waits, queue: DeviceQueue | None) -> dict
 
 
 def _causes(idle: Intervals, waits: Waits, queue: DeviceQueue | None) -> Idle:
-    return Idle(**{cause: part.length_ns for cause, part in idle_parts(idle, waits, queue).items()})
+    return Idle(**lengths_ns(idle_parts(idle, waits, queue)))
 
 
 def _host_activity(idle: Intervals, waits: Waits) -> HostActivity:
