@@ -336,6 +336,11 @@ class LocalCollective:
         return self.end - self.start
 
     @property
+    def is_cpu_message(self) -> bool:
+        """Whether it is a send or receive on the CPU, which ends when the rank asks for it."""
+        return self.kind in POINT_TO_POINT and not self.on_gpu
+
+    @property
     def sent_and_received(self) -> tuple[Message, ...]:
         """All messages of which the other rank is known."""
         own = ((self.kind, self.peer),) if self.kind in POINT_TO_POINT and self.peer is not None else ()

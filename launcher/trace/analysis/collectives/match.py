@@ -89,8 +89,9 @@ class Collective:
 
         Of a message on the CPU, how long the receiver took: the sender may ask any time whether it is done.
         """
-        is_apart = part.local.kind in POINT_TO_POINT and not part.local.on_gpu
-        return self.transfer_ns if is_apart else part.local.duration - self.waits[part.rank]
+        if part.local.is_cpu_message:
+            return self.transfer_ns
+        return part.local.duration - self.waits[part.rank]
 
     def waiting(self, part: RankPart) -> tuple[int, int]:
         """Start and end of a rank's wait, in its trace's time; empty if that isn't known."""
@@ -114,7 +115,7 @@ def _waits_and_transfer(parts: Sequence[RankPart], clocks: Clocks) -> tuple[dict
     thread on the CPU may get a core late to see the end. On one clock, no rank waits after the last has come;
     on aligned ones the last rank doesn't, whose end may be recorded later than those of others.
     """
-    is_message = parts[0].local.kind in POINT_TO_POINT and not parts[0].local.on_gpu
+    is_message = parts[0].local.is_cpu_message
     lengths = {part.rank: part.local.duration for part in parts}
     if is_message and len(parts) == 2 and all(clocks.slack.get(part.rank, 0) is not None for part in parts):
         starts_ns = {part.rank: part.start_ns - clocks.offsets[part.rank] for part in parts}
@@ -729,8 +730,7 @@ def _is_message(local: LocalCollective) -> bool:
 
 
 def _place_in_order(local: LocalCollective) -> int:
-    is_message = local.kind in POINT_TO_POINT and not local.on_gpu
-    return local.start if is_message else local.end
+    return local.start if local.is_cpu_message else local.end
 
 
 def _times_ns(parts: Sequence[RankPart]) -> Int64:
