@@ -136,6 +136,8 @@ class Improvement:
     """Files of the job's directory that its first launches changed, though no rank was seen to write them."""
     written: bool = False
     """Whether the change has been applied to the files."""
+    written_code: Mapping[str, str | None] = field(default_factory=dict)
+    """Hashes of the files that it has changed, as it has left them."""
     complete: bool = False
 
     @property

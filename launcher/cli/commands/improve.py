@@ -105,7 +105,7 @@ def improve(
         raise error
     try:
         if write and apply(found, given(), yes, force):
-            found = noted_written(found, path)
+            found = noted_written(found, path, given().directory)
     finally:
         if is_last:  # it says whether the change is written
             show_improvement(found, str(path), as_json)
@@ -251,7 +251,8 @@ def apply(found: Any, given: Any, yes: bool, force: bool) -> bool:
     from gpurun.launcher.improve.rewrite import write_changes
     from gpurun.launcher.inspect.stacks import file_hash
 
-    if found.written and all(file_hash(given.directory / name) != was for name, was in found.code.items()):
+    left = found.written_code.items()
+    if found.written and all(file_hash(given.directory / name) == was for name, was in left):
         click.echo("no file is changed: the change has been written already", err=True)
         return False
     changes = changes_to_write(found, given.directory)
@@ -271,13 +272,16 @@ def apply(found: Any, given: Any, yes: bool, force: bool) -> bool:
     return True
 
 
-def noted_written(found: Any, path: Path) -> Any:
+def noted_written(found: Any, path: Path, directory: Path) -> Any:
     """What a search has found, with the note that its change is in the files; shows what to do next."""
+    from gpurun.launcher.inspect.stacks import file_hash
     from gpurun.launcher.report.terminal.improve import answer
     from gpurun.launcher.rundir.files import write_json
     from gpurun.launcher.rundir.paths import IMPROVEMENT
 
-    written = replace(found, written=True)
+    now = {name: file_hash(directory / name) for name in found.code}
+    left = {name: code for name, code in now.items() if code != found.code[name]}
+    written = replace(found, written=True, written_code=left)
     write_json(path / IMPROVEMENT, written)
     click.echo(f"next: {dict(answer(written, str(path)))['Next']}", err=True)
     return written

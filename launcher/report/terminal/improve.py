@@ -60,11 +60,17 @@ def untried_line(why: str, remedies: Sequence[RemedyResult]) -> str:
 def answer(found: Improvement, name: str, writes: bool = False) -> list[tuple[str, str]]:
     """The three lines by their labels."""
     resume = f"gpurun improve --resume {shlex.quote(name)}"
-    others = [
-        f"{each.code} draws other random numbers: begin again with --allow-other-random-numbers"
-        for each in found.remedies
-        if each.verdict == "other random numbers" and (each.percent or 0.0) < 0
+    drawing = (each for each in found.remedies if each.verdict == "other random numbers")
+    first = [
+        f"{each.code} may take {format_percent(-each.percent)} less time per step, with other random "
+        "numbers: begin again with --allow-other-random-numbers"
+        for each in drawing
+        if each.percent is not None and each.percent < 0
     ]
+    minutes = math.ceil((found.needs_s or 2 * found.budget_s) / 60)
+    others = [f"begin again with --budget {minutes}m"] if found.is_open and found.gain is None else []
+    if late := sum(NO_TIME in each.why for each in found.remedies) if found.gain else 0:
+        others = [f"--budget {minutes}m has time for {plural(late, 'more remedy')}"]
     if any(each.why == BEGINS_OTHERWISE for each in found.remedies):
         others.append(BEGIN_ALIKE.format(found.name))
     if not found.numerics and any(each.why == CHANGES_NUMERICS for each in found.remedies):
@@ -84,15 +90,14 @@ def answer(found: Improvement, name: str, writes: bool = False) -> list[tuple[st
         then = f"then {found.then}" if found.then else ""
         num_yours = sum(note.startswith(YOURS) for note in found.notes)
         yours = f"make {plural(num_yours, 'change')} yourself, see the last lines" if num_yours else ""
-        parts = (write, yours, f"start with {start}" if start else "", then, *others)
+        parts = (write, yours, f"start with {start}" if start else "", *first, then, *others)
         kept = f"{len(found.kept)} of {plural(len(found.tried), 'remedy')} kept"
         return [("Faster", f"{less}: {kept}"), ("Why", found.why), ("Next", "; ".join(filter(None, parts)))]
     yet = "" if found.complete else " yet"
     num = len(found.tried) + sum(len(found.untried.get(why, ())) for why in ("", NO_TIME))
     tried = f": {len(found.tried)} of {plural(num, 'remedy')} tried" if num else ""
     text = f"nothing is proven to make {found.name} faster{yet}{tried}"
-    minutes = math.ceil((found.needs_s or 2 * found.budget_s) / 60)
-    then = "; ".join((*([f"begin again with --budget {minutes}m"] if found.is_open else []), *others))
+    then = "; ".join((*first, *others))
     return [("Answer", text), ("Why", found.why), ("Next", then if found.complete else resume)]
 
 

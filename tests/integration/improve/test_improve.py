@@ -83,6 +83,9 @@ def test_what_helps_is_kept_proven_and_written(tmp_path: Path) -> None:
     assert "num_workers=2" in (tmp_path / "train.py").read_text()
     again = gpurun(tmp_path, "improve", "--resume", "found", "--write", "--yes").ended()
     assert "the change has been written already" in again.err
+    (tmp_path / "train.py").write_text(f"{measured}# newer\n")
+    refused = gpurun(tmp_path, "improve", "--resume", "found", "--write", "--yes").ended(2)
+    assert "has changed since it was measured" in refused.err
 
 
 @pytest.mark.parametrize(

@@ -1114,3 +1114,18 @@ def test_the_question_names_files_by_their_paths(tmp_path: Path, monkeypatch: py
     found = Improvement(SCHEMA, "train.py", 60.0, changes=changes)
     assert not apply(found, SimpleNamespace(directory=tmp_path), yes=False, force=True)
     assert asked == ["Change train.py, val/train.py?"]
+
+
+def test_next_begins_with_what_draws_other_random_numbers_and_how_much_it_may_gain(tmp_path: Path) -> None:
+    program = StandIn({WORKERS: 0.5}, {WORKERS: OTHERS}, seeded={WORKERS: LOSSES})
+    following = answer(searched(program, tmp_path), "found")[2][1]
+    assert following.startswith(
+        f"{WORKERS} may take 40 % less time per step, with other random numbers: begin"
+    )
+
+
+def test_next_says_for_how_many_remedies_there_was_no_time(tmp_path: Path) -> None:
+    program = StandIn({WORKERS: 0.7, COMPILE: 0.6}, starts_s={COMPILE: 15.0}, launch_s=2.3)
+    found = searched(program, tmp_path, 200.0)
+    assert [each.code for each in found.kept] == [WORKERS]
+    assert "; --budget 7m has time for 1 more remedy; " in answer(found, "found")[2][1]
