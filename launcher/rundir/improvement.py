@@ -137,7 +137,7 @@ class Improvement:
     written: bool = False
     """Whether the change has been applied to the files."""
     written_code: Mapping[str, str | None] = field(default_factory=dict)
-    """Hashes of the files that it has changed, as it has left them."""
+    """Hashes of the files in `code`, as the change has left them."""
     complete: bool = False
 
     @property

@@ -252,7 +252,7 @@ def apply(found: Any, given: Any, yes: bool, force: bool) -> bool:
     from gpurun.launcher.inspect.stacks import file_hash
 
     left = found.written_code.items()
-    if found.written and all(file_hash(given.directory / name) == was for name, was in left):
+    if left and all(file_hash(given.directory / name) == was for name, was in left):
         click.echo("no file is changed: the change has been written already", err=True)
         return False
     changes = changes_to_write(found, given.directory)
@@ -279,8 +279,7 @@ def noted_written(found: Any, path: Path, directory: Path) -> Any:
     from gpurun.launcher.rundir.files import write_json
     from gpurun.launcher.rundir.paths import IMPROVEMENT
 
-    now = {name: file_hash(directory / name) for name in found.code}
-    left = {name: code for name, code in now.items() if code != found.code[name]}
+    left = {name: file_hash(directory / name) for name in found.code}
     written = replace(found, written=True, written_code=left)
     write_json(path / IMPROVEMENT, written)
     click.echo(f"next: {dict(answer(written, str(path)))['Next']}", err=True)
