@@ -16,7 +16,14 @@ from typing import Any, cast
 import pytest
 from click.testing import CliRunner
 
-from gpurun.launcher.cli.commands.improve import apply, check_change, given_by, improve, search_to_resume
+from gpurun.launcher.cli.commands.improve import (
+    apply,
+    check_change,
+    given_by,
+    improve,
+    noted_written,
+    search_to_resume,
+)
 from gpurun.launcher.cli.commands.report import report
 from gpurun.launcher.compare.model import Difference
 from gpurun.launcher.errors import Interrupted, SpecError
@@ -826,10 +833,14 @@ def test_a_change_that_is_written_already_or_is_for_its_user_changes_no_file(
     found = searched(StandIn(times={WORKERS: 0.7}), tmp_path)
     given = SimpleNamespace(directory=tmp_path)
     assert apply(found, given, yes=True, force=True)
-    assert not apply(replace(found, written=True), given, yes=True, force=True)
+    (tmp_path / "noted").mkdir()
+    written = noted_written(found, tmp_path / "noted", tmp_path)
+    assert not apply(written, given, yes=True, force=True)
     assert "the change has been written already" in capsys.readouterr().err
-    with pytest.raises(SpecError, match="has changed since it was measured"):
-        apply(found, given, yes=True, force=True)
+    (tmp_path / "train.py").write_text(f"{FILE}# newer\n")  # undone, and then edited
+    for each in (found, written):
+        with pytest.raises(SpecError, match="has changed since it was measured"):
+            apply(each, given, yes=True, force=True)
     (tmp_path / "train.py").write_text(FILE)
     unknown = replace(found, changes=(replace(found.changes[0], line=3),))
     assert not apply(unknown, given, yes=True, force=True)
